@@ -86,7 +86,13 @@ class Contract:
 
         The dtype is the contract's table dtype. A ``rotary_dim`` other than the contract's own takes the
         contract's lanes evenly spread (repeated where it is larger), so that every axis stays present.
+        Raises ValueError where ``positions`` does not hold one coordinate for each axis.
         """
+        if positions.dim() == 0 or positions.shape[-1] != len(self.lanes.dims):
+            raise ValueError(
+                f"positions must be [..., {len(self.lanes.dims)}] for contract {self.name!r}, "
+                f"one coordinate for each of {', '.join(self.positions.axes)}; got {tuple(positions.shape)}"
+            )
         columns: list[Tensor] = []
         per_axis = [self.frequencies.table(positions[..., a], d) for a, d in enumerate(self.lanes.dims)]
         for part in range(2):

@@ -1,0 +1,88 @@
+"""Launch configurations of the rotary kernel: a small explicit table and the rule that picks from it.
+
+There is no autotuning: a tuner keeps state, so that the first call and the hundredth need not run the same
+binary. Every entry computes the same bytes; entries differ in speed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+
+@dataclass(frozen=True)
+class LaunchConfiguration:
+    """The block of one Triton program: ``tokens`` x ``heads`` x all channels, run by ``warps`` warps.
+
+    ``tokens`` and ``heads`` are powers of two.
+    """
+
+    tokens: int
+    heads: int
+    warps: int
+
+    def fitted(self, sequence: int, heads: int) -> LaunchConfiguration:
+        """This configuration with a block no larger than ``sequence`` tokens and ``heads`` heads need."""
+        return LaunchConfiguration(
+            tokens=min(self.tokens, _next_power_of_two(sequence)),
+            heads=min(self.heads, _next_power_of_two(heads)),
+            warps=self.warps,
+        )
+
+
+ONE_TOKEN = LaunchConfiguration(tokens=1, heads=32, warps=4)
+FEW_HEADS = LaunchConfiguration(tokens=16, heads=2, warps=4)
+MANY_HEADS = LaunchConfiguration(tokens=4, heads=8, warps=4)
+WIDE_HEADS = LaunchConfiguration(tokens=4, heads=8, warps=8)
+
+LAUNCH_CONFIGURATIONS = (ONE_TOKEN, FEW_HEADS, MANY_HEADS, WIDE_HEADS)
+"""Every configuration of a compiled launch, each of which :func:`forced_configuration` takes."""
+
+INTERPRETED = LaunchConfiguration(tokens=64, heads=32, warps=4)
+"""The interpreter's own: a program costs it about a millisecond before its first element."""
+
+_lock = Lock()
+_forced: list[LaunchConfiguration] = []
+
+
+@contextmanager
+def forced_configuration(configuration: LaunchConfiguration) -> Iterator[None]:
+    """Within the block every Triton launch of the process uses ``configuration``, fitted to its input.
+
+    The choice is the process's and not the thread's, because autograd runs a backward in a thread of its own.
+
+    Raises:
+        ValueError: ``configuration`` is not one of :data:`LAUNCH_CONFIGURATIONS`.
+    """
+    if configuration not in LAUNCH_CONFIGURATIONS:
+        raise ValueError(f"configuration: expected an entry of LAUNCH_CONFIGURATIONS, got {configuration}")
+    with _lock:
+        _forced.append(configuration)
+    try:
+        yield
+    finally:
+        with _lock:
+            _forced.remove(configuration)
+
+
+def configuration_for(sequence: int, heads: int, head_dim: int, *, interpreted: bool) -> LaunchConfiguration:
+    """The configuration of a launch: the forced one, else the table's, fitted to the input."""
+    if _forced:
+        chosen = _forced[-1]
+    elif interpreted:
+        chosen = INTERPRETED
+    elif sequence == 1:
+        chosen = ONE_TOKEN
+    elif heads < MANY_HEADS.heads:
+        chosen = FEW_HEADS
+    elif head_dim <= 128:
+        chosen = MANY_HEADS
+    else:
+        chosen = WIDE_HEADS
+    return chosen.fitted(sequence, heads)
+
+
+def _next_power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()

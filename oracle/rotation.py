@@ -1,0 +1,209 @@
+"""Level L1: a rotation with its table given, compared with a candidate's output element by element.
+
+The comparison streams over tokens, so its memory does not grow with the tensor, and runs on the tensor's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from .admissible import SEPARATE, AdmissibleSet, admissible, strict
+from .floats import bits, from_key, same
+from .pairing import Pairing
+from .recipes import Recipe
+
+PAIRS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}
+"""Pairs per block: on a CPU the temporaries of one block stay in the second-level cache."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """One rotation of [B, S, H, D] with its recipe; the oracle's side of a family ``rotate`` call.
+
+    ``cos`` and ``sin`` are [S, R / 2] or [B, S, R / 2]; channels from R on pass through.
+    """
+
+    x: Tensor
+    cos: Tensor
+    sin: Tensor
+    pairing: Pairing
+    recipe: Recipe
+    conjugate: bool = False
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * self.cos.shape[-1]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One output element with the four numbers that it is made from.
+
+    ``index`` is (batch, token, head, channel), ``lane`` its lane and ``output`` 'y0' or 'y1'. ``low`` and ``high``
+    are the ends of the span of finite admissible values (NaN where there is none), ``outside_by`` the number of
+    representable values between ``got`` and the span.
+    """
+
+    index: tuple[int, int, int, int]
+    lane: int
+    output: str
+    x0: float
+    x1: float
+    c: float
+    s: float
+    low: float
+    high: float
+    strict: float
+    got: float
+    outside_by: int
+
+
+@dataclass
+class Comparison:
+    """What came out of holding a tensor against its admissible sets.
+
+    ``outside`` counts the rotated elements that are not members, ``several`` those with more than one admissible
+    value, ``tail_changed`` pass-through elements whose bytes differ. ``unlike`` counts, for each form, the elements
+    that differ from it. ``worst`` holds the elements furthest outside, ``sample`` those drawn for certification
+    together with the widest sets.
+    """
+
+    elements: int = 0
+    outside: int = 0
+    several: int = 0
+    tail_changed: int = 0
+    unlike: dict[str, int] = field(default_factory=dict)
+    worst: list[Point] = field(default_factory=list)
+    sample: list[Point] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not self.outside and not self.tail_changed
+
+    @property
+    def fingerprint(self) -> tuple[str, ...]:
+        """The forms that reproduce every element."""
+        return tuple(name for name, count in self.unlike.items() if not count)
+
+    @property
+    def strict_differs(self) -> int:
+        """Elements that differ from the recipe evaluated in its own order without contraction."""
+        return self.unlike.get(SEPARATE, 0)
+
+
+def compare(rotation: Rotation, got: Tensor, *, samples: int = 128, seed: int = 0, worst: int = 8) -> Comparison:
+    """Hold ``got`` [B, S, H, D] against ``rotation``, drawing ``samples`` pairs (two points each) for certification."""
+    x = rotation.x
+    if got.shape != x.shape or got.dtype != x.dtype:
+        raise ValueError(f"got must be {x.dtype} {tuple(x.shape)} like x, not {got.dtype} {tuple(got.shape)}")
+    result = Comparison()
+    lanes = rotation.cos.shape[-1]
+    pairs = x.shape[0] * x.shape[1] * x.shape[2] * lanes
+    drawn = torch.randint(pairs, (samples,), generator=torch.Generator().manual_seed(seed)) if pairs else None
+    before = 0
+    for block in _blocks(rotation):
+        sets = admissible(rotation.recipe, *block.operands(), x.dtype)
+        here = got[block.batch, block.tokens, :, : rotation.rotary_dim]
+        outputs = [half.reshape(-1) for half in rotation.pairing.split(here)]
+        _tally(result, sets, outputs)
+        chosen = drawn[(drawn >= before) & (drawn < before + block.pairs)] - before if drawn is not None else None
+        for name, members, values in zip(("y0", "y1"), sets, outputs, strict=True):
+            far = members.outside_by(values) if result.outside else None
+            if far is not None and bool((missed := ~members.contains(values)).any()):
+                # A member of no class (a NaN, say) counts as outside though no distance is defined.
+                rank = torch.where(missed, far + 1, 0)
+                top = rank.topk(min(worst, rank.numel()))
+                found = [int(i) for i, r in zip(top.indices, top.values, strict=True) if r > 0]
+                result.worst += [block.point(i, name, members, values) for i in found]
+            widest = int((members.high - members.low).argmax()) if values.numel() else 0
+            picked = [*chosen.tolist(), widest] if chosen is not None and values.numel() else []
+            result.sample += [block.point(i, name, members, values) for i in picked]
+        before += block.pairs
+    result.worst = sorted(result.worst, key=lambda p: -p.outside_by)[:worst]
+    tail = slice(rotation.rotary_dim, None)
+    result.tail_changed = int((bits(got[..., tail]) != bits(x[..., tail])).sum())
+    return result
+
+
+def rotate_strict(rotation: Rotation) -> Tensor:
+    """The contract's own bytes, [B, S, H, D] contiguous: the recipe in its order, without contraction."""
+    x = rotation.x
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out[..., rotation.rotary_dim :] = x[..., rotation.rotary_dim :]
+    for block in _blocks(rotation):
+        y0, y1 = strict(rotation.recipe, *block.operands(), x.dtype)
+        shape = (*x[block.batch, block.tokens].shape[:2], rotation.cos.shape[-1])
+        joined = rotation.pairing.join(y0.reshape(shape), y1.reshape(shape))
+        out[block.batch, block.tokens, :, : rotation.rotary_dim] = joined
+    return out
+
+
+def changed_elements(a: Tensor, b: Tensor) -> int:
+    """How many elements of two tensors of one shape and dtype differ in bytes, any NaN equal to any NaN."""
+    return int((~same(a, b)).sum())
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some tokens of one batch row."""
+
+    rotation: Rotation
+    batch: int
+    tokens: slice
+
+    @property
+    def pairs(self) -> int:
+        heads = self.rotation.x.shape[2]
+        return (self.tokens.stop - self.tokens.start) * heads * self.rotation.cos.shape[-1]
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x0, x1, c and s, flat, in fp64."""
+        r = self.rotation
+        x = r.x[self.batch, self.tokens, :, : r.rotary_dim]
+        x0, x1 = (half.double().reshape(-1) for half in r.pairing.split(x))
+        row = (self.batch, self.tokens) if r.cos.dim() == 3 else (self.tokens,)
+        c, s = (t[row].double().unsqueeze(1).expand(-1, x.shape[1], -1).reshape(-1) for t in (r.cos, r.sin))
+        return x0, x1, c, -s if r.conjugate else s
+
+    def point(self, flat: int, output: str, members: AdmissibleSet, values: Tensor) -> Point:
+        r = self.rotation
+        lanes, heads = r.cos.shape[-1], r.x.shape[2]
+        token, head, lane = flat // (heads * lanes), flat // lanes % heads, flat % lanes
+        channel = r.pairing.channels(lane, lanes)[output == "y1"]
+        only = replace(self, tokens=slice(self.tokens.start + token, self.tokens.start + token + 1))
+        x0, x1, c, s = (float(v[head * lanes + lane]) for v in only.operands())
+        low, high = members.low[flat], members.high[flat]
+        ends = (float(from_key(k.reshape(1), values.dtype)) if low <= high else float("nan") for k in (low, high))
+        return Point(
+            (self.batch, self.tokens.start + token, head, channel), lane, output, x0, x1, c, s, *ends,
+            strict=float(members.strict[flat]), got=float(values[flat]),
+            outside_by=int(members.outside_by(values)[flat]) if low <= high else 0,
+        )  # fmt: skip
+
+
+def _blocks(rotation: Rotation) -> Iterator[_Block]:
+    batch, length, heads, _ = rotation.x.shape
+    per_token = max(1, heads * rotation.cos.shape[-1])
+    step = max(1, PAIRS_AT_ONCE[rotation.x.device.type] // per_token)
+    for b in range(batch):
+        for start in range(0, length, step):
+            block = _Block(rotation, b, slice(start, min(start + step, length)))
+            if block.pairs:
+                yield block
+
+
+def _tally(result: Comparison, sets: tuple[AdmissibleSet, AdmissibleSet], outputs: list[Tensor]) -> None:
+    for members, values in zip(sets, outputs, strict=True):
+        result.elements += values.numel()
+        result.outside += int((~members.contains(values)).sum())
+        result.several += int((members.low < members.high).sum())
+        counted: dict[int, int] = {}
+        for name, form in members.forms.items():
+            # Paths that agree everywhere share one tensor.
+            if id(form) not in counted:
+                counted[id(form)] = changed_elements(form, values)
+            result.unlike[name] = result.unlike.get(name, 0) + counted[id(form)]

@@ -1,0 +1,177 @@
+"""Candidates: an implementation under judgement, what it claims, and how one is loaded from a file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ropecheck.oracle.contracts import contract
+
+CLAIMS = {
+    "vjp": "a backward: the gradient with respect to x",
+    "strict": "the contract's own order without contraction, byte for byte",
+    "strided": "inputs and tables that are views with any non-negative strides",
+    "any-dim": "head and rotary sizes other than the contract's: partial rotary, not a power of two",
+    "no-copy": "no hidden materialisation of an input",
+    "conjugate": "the keyword conjugate",
+    "refusals": "an error that names the argument for each bad input",
+}
+"""What a candidate may claim with ``provides``. Each claim is judged; what is not claimed is not applicable."""
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DEVICES = ("cpu", "cuda")
+
+
+class CandidateError(ValueError):
+    """A candidate, or the file that should define one, cannot be used. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An implementation under judgement.
+
+    ``run`` is called as the contract's family says: ``run(x, cos, sin) -> y`` for ``rotate``, with
+    ``conjugate=True`` added only where ``conjugate`` is claimed. With ``in_place`` it writes into x and may
+    return None. ``vjp(gradient, cos, sin) -> x's gradient`` replaces autograd where the backward is separate.
+    ``configs`` maps names to context manager factories that force one launch configuration alone. ``kernels``
+    names the device kernels that must be seen to run; ``trace`` opens a recorder of launches whose ``backend``
+    must equal ``backend``. ``sources`` are hashed into the evidence, relative to the candidate's file.
+
+    Raises :class:`CandidateError` for a value that cannot be used.
+    """
+
+    name: str
+    contract: str
+    run: Callable[..., Any]
+    devices: Sequence[str] = ("cuda",)
+    dtypes: Sequence[str] = tuple(DTYPES)
+    provides: Sequence[str] = ()
+    sources: Sequence[str] = ()
+    in_place: bool = False
+    vjp: Callable[..., Any] | None = None
+    level: str = "L1"
+    configs: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
+    kernels: Sequence[str] = ()
+    backend: str | None = None
+    trace: Callable[[], AbstractContextManager[Sequence[Any]]] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or "::" in self.name or "[" in self.name:
+            raise CandidateError(f"name must be a non-empty string without '::' and '[', not {self.name!r}")
+        if not callable(self.run):
+            raise CandidateError(f"candidate {self.name}: run must be callable, not {type(self.run).__name__}")
+        if self.vjp is not None and not callable(self.vjp):
+            raise CandidateError(f"candidate {self.name}: vjp must be callable, not {type(self.vjp).__name__}")
+        if self.level != "L1":
+            raise CandidateError(f"candidate {self.name}: level must be 'L1' for family rotate, not {self.level!r}")
+        try:
+            contract(self.contract)
+        except ValueError as unknown:
+            raise CandidateError(f"candidate {self.name}: {unknown}") from None
+        for argument, known in (("devices", DEVICES), ("dtypes", tuple(DTYPES)), ("provides", tuple(CLAIMS))):
+            given = getattr(self, argument)
+            if isinstance(given, str) or not all(isinstance(v, str) for v in given):
+                raise CandidateError(f"candidate {self.name}: {argument} must be a tuple of strings, not {given!r}")
+            for value in given:
+                if value not in known:
+                    raise CandidateError(
+                        f"candidate {self.name}: {argument} holds {value!r}, which is none of {', '.join(known)}"
+                    )
+            if not given and argument != "provides":
+                raise CandidateError(f"candidate {self.name}: {argument} must not be empty")
+        if self.in_place and "vjp" in self.provides and self.vjp is None:
+            raise CandidateError(f"candidate {self.name}: an in_place candidate that claims vjp must give vjp")
+        if (self.trace is None) != (self.backend is None):
+            raise CandidateError(f"candidate {self.name}: trace and backend go together")
+
+    @property
+    def module(self) -> ModuleType | None:
+        """The module that defines ``run``, where it can be told."""
+        return sys.modules.get(getattr(self.run, "__module__", "") or "")
+
+
+def load_candidates(specification: str) -> list[Candidate]:
+    """The candidates of ``FILE.py`` or of ``package.module:attribute``.
+
+    A file defines ``CANDIDATES``, a list. The attribute may be a list or one candidate. Raises
+    :class:`CandidateError`, with one sentence and no traceback, where the file does not exist, does not import,
+    defines nothing, or defines something else.
+    """
+    if specification.endswith(".py") or "/" in specification:
+        source, found = specification, _attribute(_import_file(Path(specification)), "CANDIDATES", specification)
+    elif ":" in specification:
+        module, _, attribute = specification.partition(":")
+        source, found = specification, _attribute(_import_module(module), attribute, specification)
+    else:
+        raise CandidateError(f"candidate must be FILE.py or package.module:attribute, not {specification!r}")
+    found = [found] if isinstance(found, Candidate) else found
+    if not isinstance(found, (list, tuple)) or not all(isinstance(c, Candidate) for c in found):
+        raise CandidateError(f"{source} must define a list of ropecheck.suites.Candidate, not {found!r:.80}")
+    if not found:
+        raise CandidateError(f"{source} defines no candidate")
+    names = [c.name for c in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise CandidateError(f"{source} defines two candidates named {name!r}")
+    return list(found)
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise CandidateError(f"candidate file {path} does not exist")
+    path = path.resolve()
+    name = f"ropecheck_candidate_{path.stem}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    if specification is None or specification.loader is None:
+        raise CandidateError(f"candidate file {path} is not a Python file")
+    module = importlib.util.module_from_spec(specification)
+    # A candidate imports its neighbours, as a script run from its own folder does.
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except CandidateError as error:
+        del sys.modules[name]
+        raise CandidateError(f"candidate file {path.name}: {error}") from None
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise CandidateError(f"candidate file {path.name} does not import: {described(error)}") from None
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise CandidateError(f"candidate module {name} does not import: {described(error)}") from None
+
+
+def _attribute(module: ModuleType, attribute: str, specification: str) -> Any:
+    if not hasattr(module, attribute):
+        raise CandidateError(f"{specification} does not define {attribute}")
+    return getattr(module, attribute)
+
+
+def described(error: BaseException) -> str:
+    """``Type: message (file.py:line)`` on one line, the place being the innermost one."""
+    trace = error.__traceback__
+    place = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith("<frozen"):
+            place = f" ({Path(code.co_filename).name}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" ({Path(error.filename).name}:{error.lineno})"
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' + message[:300] if message else ''}{place}"

@@ -1,0 +1,122 @@
+"""accuracy-forward and accuracy-vjp: is every element one that the contract's recipe may return?
+
+Each output element is held against its admissible set: the span of all legal evaluations of the recipe, contracted
+or not, for the very bytes of x and table that the candidate was given. Nothing is tolerated beyond it, and the
+channels past the rotary dimension must come through bit for bit. The tables are given (level L1): a wrong table, or
+positions wrong for the model, cannot be seen here, and neither can a fault too small to move any element of the
+case to another value of its dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ropecheck.oracle.contracts import contract
+from ropecheck.oracle.rotation import compare
+
+from ..candidates import Candidate
+from ..cases import Case, Inputs, build, cases_of, has_grids
+from ..invocation import forward, vjp
+from ..verdicts import Finding
+from ..views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS
+from .judgement import Judgement, verdict_of
+
+_SMOKE = (
+    Inputs(),
+    Inputs(batch=2, table="per-sample"),
+    Inputs(batch=2, length=1, table="per-sample"),
+    Inputs(length=64, heads=1, payload="basis-first", positions="ramp"),
+    Inputs(batch=2, length=13, payload="special"),
+    Inputs(batch=2, x_view="packed-qkv", gradient_view="all-stride-0"),
+    Inputs(conjugate=True),
+    Inputs(head_dim=80, rotary_dim=48),
+)
+
+_STANDARD = (
+    Inputs(),
+    # One table for two samples: a kernel that reads the second sample's rows past its end shows here.
+    Inputs(batch=2, length=7),
+    Inputs(batch=2, length=7, table="per-sample"),
+    # Decode: one token, several samples.
+    Inputs(batch=2, length=1, table="per-sample"),
+    Inputs(batch=2, length=1),
+    Inputs(batch=3, length=11, heads=5, payload="index-coded", table="per-sample"),
+    # Slow lanes print their sine at full relative precision at small positions.
+    Inputs(length=255, heads=1, payload="basis-first", positions="ramp"),
+    Inputs(length=255, heads=1, payload="basis-second", positions="ramp"),
+    Inputs(batch=2, length=13, payload="special", table="per-sample"),
+    Inputs(batch=2, length=16, payload="magnitudes"),
+    Inputs(length=5, heads=1, payload="hard-to-round", positions="ramp"),
+    Inputs(batch=2, length=19, positions="far", table="per-sample"),
+    Inputs(batch=2, heads=1, x_view="misaligned", gradient_view="misaligned", table_view="misaligned"),
+    Inputs(batch=2, table_view="end-of-allocation", table="per-sample"),
+    Inputs(batch=0),
+    Inputs(length=0),
+    Inputs(batch=2, length=11, table="per-sample", conjugate=True),
+    Inputs(length=255, heads=1, payload="basis-first", positions="ramp", conjugate=True),
+    *(Inputs(batch=2, length=5, table="per-sample", x_view=v, gradient_view=v) for v in STRIDED_X_VIEWS),
+    *(Inputs(batch=2, length=5, table="per-sample", table_view=v) for v in STRIDED_TABLE_VIEWS),
+    Inputs(batch=2, length=5, head_dim=80, rotary_dim=48, x_view="packed-qkv", gradient_view="heads-first"),
+    Inputs(batch=2, length=5, head_dim=80, rotary_dim=80, table="per-sample"),
+    Inputs(length=13, head_dim=128, rotary_dim=64, payload="special"),
+    Inputs(length=13, head_dim=256, rotary_dim=256, table="per-sample"),
+    Inputs(length=13, head_dim=256, rotary_dim=64),
+    Inputs(batch=2, heads=7, head_dim=6, rotary_dim=2),
+    Inputs(length=13, head_dim=67, rotary_dim=66, payload="index-coded", x_view="packed-qkv"),
+)
+
+_FULL = (
+    *(Inputs(batch=2, length=37, heads=5, payload=p, table="per-sample") for p in ("random", "special", "magnitudes")),
+    *(Inputs(batch=2, length=1024, heads=1, payload=p, positions="ramp") for p in ("basis-first", "basis-second")),
+    Inputs(length=29, heads=2, payload="hard-to-round", positions="ramp"),
+    Inputs(batch=2, length=4096 // 8, heads=24, table="per-sample"),
+    *(Inputs(batch=2, head_dim=d, rotary_dim=r) for d in (16, 64, 96, 192) for r in (d, d // 2, d // 4)),
+)
+
+_GRIDS = {"grid-64x64": 4096, "grid-104x58": 6032, "grid-83x83": 6889}
+
+
+def inputs(candidate: Candidate, dtype: str, plan: str) -> Iterator[Inputs]:
+    """The dimensions of both accuracy judgements."""
+    yield from {"smoke": _SMOKE, "standard": _STANDARD, "full": _STANDARD + _FULL}[plan]
+    if has_grids(contract(candidate.contract)) and plan != "smoke":
+        for grid, length in _GRIDS.items():
+            # The square grid is every plan's real load; the others, and other dtypes, are for machines with a GPU.
+            if plan == "full" or (grid == "grid-64x64" and dtype == "bfloat16"):
+                yield Inputs(length=length, heads=24, positions=grid)
+
+
+def judge_forward(candidate: Candidate, case: Case, seed: int) -> Finding:
+    given = build(case, seed)
+    got = forward(
+        candidate, given.x.view, given.cos.view, given.sin.view, conjugate=case.inputs.conjugate
+    )
+    return verdict_of(compare(given.rotation(), got, seed=seed), given, case.contract.forward)
+
+
+def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
+    given = build(case, seed)
+    got = vjp(
+        candidate, given.x.view, given.cos.view, given.sin.view, given.gradient.view, conjugate=case.inputs.conjugate
+    )
+    return verdict_of(compare(given.vjp(), got, seed=seed), given, case.contract.backward)
+
+
+ACCURACY_FORWARD = Judgement(
+    "accuracy-forward",
+    None,
+    __doc__,
+    lambda candidate, device, dtype, plan: cases_of(
+        "accuracy-forward", candidate, device, dtype, inputs(candidate, dtype, plan)
+    ),
+    judge_forward,
+)
+ACCURACY_VJP = Judgement(
+    "accuracy-vjp",
+    "vjp",
+    __doc__,
+    lambda candidate, device, dtype, plan: cases_of(
+        "accuracy-vjp", candidate, device, dtype, inputs(candidate, dtype, plan)
+    ),
+    judge_vjp,
+)

@@ -1,0 +1,131 @@
+"""invariance-forward and invariance-vjp: does a logical token get the same bytes in every layout?
+
+The samples of a workload are run once in the canonical layout (each sample alone) and once in another: packed,
+permuted, chunked, padded, or several of these. Every logical token's bytes must agree, a NaN with any NaN, zeros of
+unlike sign not. Padding holds NaN, or the largest finite number where the payload has special values of its own.
+That the canonical bytes are right is the accuracy judgements' question; a fault that is the same in every layout
+cannot be seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ropecheck.oracle.floats import same
+
+from ..candidates import Candidate
+from ..cases import Case, Inputs, cases_of
+from ..invocation import forward, vjp
+from ..layouts import LAYOUTS, PADDING, SINGLE, Layout, flat_index, gather, scatter
+from ..payloads import PAYLOADS, Slots
+from ..verdicts import Finding, failed, passed
+from .judgement import Judgement, first_of, shown
+
+LENGTHS = {"unequal": (11, 16, 13, 19), "equal": (13, 13, 13, 13)}
+"""Workloads. With 5 heads and a width of 21 tokens, heads, sequence and batch are pairwise coprime."""
+
+_HEADS = 5
+_SMOKE = ("packed-permuted/unequal/random", "padded-left/unequal/index-coded", "chunked/unequal/random")
+_PAYLOADS = {"smoke": ("random",), "standard": ("random", "index-coded"), "full": ("random", "index-coded", "special")}
+
+
+def _variants(plan: str) -> Iterator[tuple[Inputs, str]]:
+    for layout in LAYOUTS.values():
+        for workload in LENGTHS:
+            if layout is SINGLE or (layout.name == "batched") != (workload == "equal"):
+                continue
+            for payload in _PAYLOADS[plan]:
+                variant = f"{layout.name}/{workload}"
+                total = sum(LENGTHS[workload])
+                if plan != "smoke" or f"{variant}/{payload}" in _SMOKE:
+                    yield Inputs(length=total, heads=_HEADS, payload=payload, table="logical"), variant
+    if plan != "smoke":
+        for name in ("packed-permuted-chunked", "padded-left-permuted", "padded-right"):
+            total = sum(LENGTHS["unequal"])
+            yield Inputs(length=total, heads=_HEADS, payload="special", table="logical"), f"{name}/unequal"
+            yield Inputs(length=total, heads=_HEADS, table="logical", conjugate=True), f"{name}/unequal"
+
+
+class _Logical:
+    """x, gradient and tables of all logical tokens laid end to end: [tokens, H, D] and [tokens, R / 2]."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        layout, workload = case.variant.split("/")
+        self.case, self.layout, self.lengths = case, LAYOUTS[layout], LENGTHS[workload]
+        own, given = case.contract, case.inputs
+        positions = torch.cat([own.positions.of_length(n) for n in self.lengths])
+        self.positions = positions
+        self.cos, self.sin = own.tables(positions, case.torch_dtype)
+        shape = (1, given.length, given.heads, own.head_dim)
+        slots = Slots(shape, case.torch_dtype, own.pairing, self.cos, self.sin, case.generator(seed))
+        self.x, self.gradient = (PAYLOADS[given.payload](slots)[0] for _ in range(2))
+
+    def run(self, candidate: Candidate, layout: Layout, *, backward: bool) -> Tensor:
+        """The output of every logical token, [tokens, H, D], through ``layout``."""
+        out = torch.zeros_like(self.x)
+        padding = float("nan") if self.case.inputs.payload != "special" else torch.finfo(self.x.dtype).max
+        conjugate, device = self.case.inputs.conjugate, self.case.device
+        for call in layout.arrange(self.lengths):
+            index = flat_index(call, self.lengths)
+            x, gradient = (gather(t, index, padding).to(device) for t in (self.x, self.gradient))
+            # Rows at the same coordinates share one table, as a batch of equal images does.
+            where = gather(self.positions, index, PADDING)
+            shared = bool((where == where[:1]).all())
+            cos, sin = (gather(t, index, padding)[0 if shared else slice(None)].to(device) for t in (self.cos, self.sin))
+            if backward:
+                got = vjp(candidate, x, cos, sin, gradient, conjugate=conjugate)
+            else:
+                got = forward(candidate, x, cos, sin, conjugate=conjugate)
+            scatter(got.cpu(), index, out)
+        return out
+
+
+def _judge(candidate: Candidate, case: Case, seed: int, *, backward: bool) -> Finding:
+    logical = _Logical(case, seed)
+    canonical = logical.run(candidate, SINGLE, backward=backward)
+    got = logical.run(candidate, logical.layout, backward=backward)
+    differs = ~same(got, canonical)
+    calls = len(logical.layout.arrange(logical.lengths))
+    facts = {"tokens": len(got), "calls": calls, "elements": got.numel(), "unlike": int(differs.sum())}
+    if not facts["unlike"]:
+        return passed(**facts)
+    token, head, channel = first_of(differs)
+    sample, position = _logical_token(token, logical.lengths)
+    worst = {
+        "sample": sample,
+        "token": position,
+        "head": head,
+        "channel": channel,
+        "position": logical.positions[token].tolist(),
+        "canonical": shown(float(canonical[token, head, channel])),
+        "got": shown(float(got[token, head, channel])),
+    }
+    reason = f"{facts['unlike']} of {facts['elements']} elements differ in bytes from the canonical layout's"
+    return failed(reason, worst, **facts)
+
+
+def _logical_token(token: int, lengths: tuple[int, ...]) -> tuple[int, int]:
+    for sample, length in enumerate(lengths):
+        if token < length:
+            return sample, token
+        token -= length
+    raise IndexError(token)
+
+
+INVARIANCE_FORWARD = Judgement(
+    "invariance-forward",
+    None,
+    __doc__,
+    lambda candidate, device, dtype, plan: cases_of("invariance-forward", candidate, device, dtype, _variants(plan)),
+    lambda candidate, case, seed: _judge(candidate, case, seed, backward=False),
+)
+INVARIANCE_VJP = Judgement(
+    "invariance-vjp",
+    "vjp",
+    __doc__,
+    lambda candidate, device, dtype, plan: cases_of("invariance-vjp", candidate, device, dtype, _variants(plan)),
+    lambda candidate, case, seed: _judge(candidate, case, seed, backward=True),
+)

@@ -1,0 +1,114 @@
+"""no-copy: does the call allocate anything beyond its output?
+
+Asked of a candidate that claims ``no-copy``: the bytes that torch allocates during the call are those of the output
+(for a backward, of the output and the gradient), and on a GPU a strided input takes as many kernels as a contiguous
+one and no copy between memories. That is how a hidden ``contiguous()`` shows. Memory taken from the driver behind
+torch's back is not seen. Triton's interpreter copies by its nature, so interpreted kernels are not applicable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ..candidates import Candidate
+from ..cases import Case, Inputs, Operands, build, cases_of
+from ..interpreter import launched_kernels
+from ..invocation import forward, vjp
+from ..verdicts import Finding, failed, passed
+from .judgement import Judgement
+
+_VIEWS = (
+    "packed-qkv", "heads-first", "sequence-first", "heads-outermost", "channels-stride-2", "channels-outermost",
+    "heads-stride-0", "all-stride-0",
+)  # fmt: skip
+_STANDARD = (
+    Inputs(length=64),
+    Inputs(batch=2, length=64),
+    Inputs(batch=2, length=64, table="per-sample"),
+    Inputs(batch=2, length=1, table="per-sample"),
+    Inputs(length=64, x_view="misaligned", gradient_view="misaligned"),
+    Inputs(length=64, table_view="end-of-allocation"),
+    Inputs(length=64, heads=24),
+    Inputs(length=255, positions="ramp"),
+    *(Inputs(batch=2, length=64, x_view=v, gradient_view=v, table="per-sample") for v in _VIEWS),
+    *(Inputs(batch=2, length=64, table_view=v, table="per-sample") for v in ("sliced-rows", "batch-stride-0")),
+    Inputs(length=64, head_dim=80, rotary_dim=48, x_view="packed-qkv"),
+)
+
+
+def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
+    for given in _STANDARD[:3] if plan == "smoke" else _STANDARD:
+        yield given, "forward"
+        if "vjp" in candidate.provides:
+            yield given, "vjp"
+
+
+def _call(candidate: Candidate, given: Operands, variant: str) -> Callable[[], torch.Tensor]:
+    operands = (given.x.view, given.cos.view, given.sin.view)
+    if variant == "vjp":
+        return lambda: vjp(candidate, *operands, given.gradient.view, on_the_spot=True)
+    return lambda: forward(candidate, *operands, on_the_spot=True)
+
+
+def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
+    given = build(case, seed)
+    call = _call(candidate, given, case.variant)
+    launched_kernels()
+    call()
+    if launched_kernels():
+        return Finding("not-applicable", "an interpreted kernel copies by the interpreter's nature")
+    tensors = 0 if candidate.in_place else 1 + (case.variant == "vjp" and candidate.vjp is None)
+    allowed = tensors * given.x.view.numel() * given.x.view.element_size()
+    if case.device == "cpu":
+        allocated = _allocated_on_cpu(call)
+        facts: dict[str, object] = {"bytes allocated": allocated, "bytes of outputs": allowed}
+    else:
+        contiguous = build(replace(case, inputs=replace(case.inputs, x_view="contiguous", gradient_view="contiguous",
+                                                        table_view="contiguous")), seed)  # fmt: skip
+        allocated, kernels = _measured_on_cuda(call)
+        plain = _measured_on_cuda(_call(candidate, contiguous, case.variant))[1]
+        facts = {"bytes allocated": allocated, "bytes of outputs": allowed, "kernels": kernels}
+        if moved := [name for name in kernels if name.startswith("Memcpy")]:
+            return failed(f"the call copies memory: {', '.join(moved)}", **facts)
+        if len(kernels) > len(plain):
+            reason = f"{len(kernels)} kernels run for this view, {len(plain)} for a contiguous input"
+            return failed(reason, **facts)
+    if allocated > allowed:
+        return failed(f"the call allocates {allocated} bytes, its outputs take {allowed}", **facts)
+    return passed(**facts)
+
+
+def _allocated_on_cpu(call: Callable[[], torch.Tensor]) -> int:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = call()
+    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    del kept
+    return sum(max(0, event.nbytes()) for event in results.events() if event.name() == "[memory]")
+
+
+def _measured_on_cuda(call: Callable[[], torch.Tensor]) -> tuple[int, list[str]]:
+    """(bytes requested of torch's allocator, names of the kernels and copies that ran)."""
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+    kept = call()
+    allocated = torch.cuda.memory_stats()["requested_bytes.all.allocated"] - before
+    del kept
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    device = torch.autograd.DeviceType.CUDA
+    return allocated, [event.name for event in profiler.events() or [] if event.device_type == device]
+
+
+NO_COPY = Judgement(
+    "no-copy",
+    "no-copy",
+    __doc__,
+    lambda candidate, device, dtype, plan: cases_of("no-copy", candidate, device, dtype, _variants(candidate, plan)),
+    judge,
+)

@@ -1,0 +1,105 @@
+"""purity: are inputs left alone, guard bands untouched, and every output byte written?
+
+The inputs lie in storages with guard bands on both sides; after the call every byte of every storage must be as it
+was, and the output must have memory of its own. Uninitialised memory is filled with NaN, so that an output element
+that is not written shows. A candidate that works in place may change x's elements, and only these. Reads outside an
+input leave no trace here unless they reach the output; memory that a candidate allocates by other means than torch
+is not filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ropecheck.oracle.rotation import rotate_strict
+
+from ..candidates import Candidate
+from ..cases import Case, Inputs, build, cases_of
+from ..invocation import forward, vjp
+from ..verdicts import Finding, failed, passed
+from .judgement import Judgement, first_of
+
+_SMOKE = (Inputs(batch=2, table="per-sample"), Inputs(batch=2, x_view="packed-qkv"))
+_STANDARD = (
+    Inputs(),
+    Inputs(batch=2),
+    Inputs(batch=2, table="per-sample"),
+    Inputs(batch=2, length=1, table="per-sample"),
+    Inputs(batch=2, length=13, payload="special"),
+    Inputs(batch=2, x_view="misaligned", table_view="misaligned", gradient_view="misaligned"),
+    Inputs(batch=2, table_view="end-of-allocation", table="per-sample"),
+    Inputs(length=19, positions="far"),
+    Inputs(length=255, heads=1, positions="ramp", payload="basis-first"),
+    Inputs(batch=2, x_view="packed-qkv", gradient_view="packed-qkv"),
+    Inputs(batch=2, x_view="heads-first", table_view="sliced-rows", table="per-sample"),
+    Inputs(batch=2, x_view="channels-stride-2", gradient_view="channels-outermost"),
+    Inputs(batch=2, x_view="heads-stride-2", table_view="transposed"),
+    Inputs(batch=2, head_dim=80, rotary_dim=48),
+    Inputs(batch=2, heads=5, head_dim=67, rotary_dim=34, x_view="wider-heads"),
+)
+
+
+def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
+    for given in _SMOKE if plan == "smoke" else _STANDARD:
+        yield given, "forward"
+        if "vjp" in candidate.provides:
+            yield given, "vjp"
+
+
+@contextmanager
+def uninitialised_memory_is_nan() -> Iterator[None]:
+    """Within the block torch fills what it allocates without a value; NaN for floats."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
+    given = build(case, seed)
+    backward, conjugate = case.variant == "vjp", case.inputs.conjugate
+    operands = (given.x.view, given.cos.view, given.sin.view)
+    watched = {**given.placed(), **({"gradient": given.gradient} if backward else {})}
+    written = given.gradient if backward else given.x
+    values = written.view.clone()
+    with uninitialised_memory_is_nan():
+        if backward:
+            got = vjp(candidate, *operands, given.gradient.view, conjugate=conjugate, on_the_spot=True)
+        else:
+            got = forward(candidate, *operands, conjugate=conjugate, on_the_spot=True)
+    got = got.clone() if candidate.in_place else got
+    if candidate.in_place:
+        # What may have changed is put back; what is left is what may not have.
+        written.view.copy_(values)
+    changed = {name: placed.changed_bytes() for name, placed in watched.items()}
+    expected = rotate_strict(given.vjp() if backward else given.rotation())
+    unwritten = got.isnan() & ~expected.isnan()
+    facts = {"bytes changed": changed, "elements": got.numel(), "NaN or unwritten": int(unwritten.sum())}
+    for name, count in changed.items():
+        if count:
+            return failed(f"{count} bytes of {name}'s storage (guard bands included) changed", **facts)
+    for name, placed in watched.items():
+        if got.numel() and got.untyped_storage().data_ptr() == placed.view.untyped_storage().data_ptr():
+            return failed(f"the output shares memory with {name}", **facts)
+    if facts["NaN or unwritten"]:
+        where = dict(zip(("sample", "token", "head", "channel"), first_of(unwritten), strict=True))
+        reason = f"{facts['NaN or unwritten']} output elements are unwritten, or NaN where no form is"
+        return failed(reason, where, **facts)
+    return passed(**facts)
+
+
+PURITY = Judgement(
+    "purity",
+    None,
+    __doc__,
+    lambda candidate, device, dtype, plan: cases_of("purity", candidate, device, dtype, _variants(candidate, plan)),
+    judge,
+)

@@ -1,0 +1,88 @@
+"""repeatability: is the hundredth call's output the first's, whatever launch configuration is forced?
+
+The same inputs are given again and again; the second and the last call must return the first call's bytes. Another
+input is given in between, so that a cached result shows. Each launch configuration that the candidate names is
+forced alone and must return these bytes too. A race that strikes less often than once in the calls of a case is
+missed; the first call of a case need not be the first of the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+
+from ropecheck.oracle.floats import same
+
+from ..candidates import Candidate
+from ..cases import Case, Inputs, Operands, build, cases_of
+from ..invocation import forward, vjp
+from ..verdicts import Finding, failed, passed
+from .judgement import Judgement
+
+_CALLS = 100
+_SMOKE = (Inputs(batch=2, table="per-sample"),)
+_STANDARD = (
+    Inputs(),
+    Inputs(batch=2),
+    Inputs(batch=2, table="per-sample"),
+    Inputs(batch=2, length=1, table="per-sample"),
+    Inputs(batch=3, length=11, heads=5, payload="index-coded"),
+    Inputs(length=13, payload="special"),
+    Inputs(length=16, payload="magnitudes"),
+    Inputs(length=19, positions="far"),
+    Inputs(batch=2, x_view="packed-qkv", gradient_view="all-stride-0"),
+    Inputs(batch=2, head_dim=80, rotary_dim=48),
+)
+_FORCED = (Inputs(batch=2, length=19, heads=5, table="per-sample"), Inputs(length=37, heads=9, payload="special"))
+
+
+def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
+    for given in _SMOKE if plan == "smoke" else _STANDARD:
+        yield given, "forward"
+        if "vjp" in candidate.provides:
+            yield given, "vjp"
+    for name in candidate.configs:
+        for given in _FORCED[:1] if plan == "smoke" else _FORCED:
+            yield given, f"configuration {name}"
+
+
+def _call(candidate: Candidate, given: Operands, variant: str) -> torch.Tensor:
+    operands = (given.x.view, given.cos.view, given.sin.view)
+    if variant == "vjp":
+        return vjp(candidate, *operands, given.gradient.view)
+    return forward(candidate, *operands)
+
+
+def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
+    given, other = build(case, seed), build(case, seed + 1)
+    forced = case.variant.removeprefix("configuration ") if case.variant.startswith("configuration ") else ""
+    first = _call(candidate, given, case.variant).clone()
+    calls = 2 if forced else _CALLS
+    facts = {"calls": calls, "elements": first.numel()}
+    with candidate.configs[forced]() if forced else nullcontext():
+        for number in range(2, calls + 1):
+            if number == calls:
+                _call(candidate, other, case.variant)
+            elif number > 2:
+                # The calls between the second and the last only wear the candidate on.
+                _call(candidate, given, case.variant)
+                continue
+            unlike = int((~same(_call(candidate, given, case.variant), first)).sum())
+            if unlike:
+                under = f" under configuration {forced}" if forced else ""
+                reason = f"{unlike} of {first.numel()} elements of call {number}{under} are not those of the first call"
+                return failed(reason, **facts)
+    return passed(**facts)
+
+
+REPEATABILITY = Judgement(
+    "repeatability",
+    None,
+    __doc__,
+    lambda candidate, device, dtype, plan: cases_of(
+        "repeatability", candidate, device, dtype, _variants(candidate, plan)
+    ),
+    judge,
+)

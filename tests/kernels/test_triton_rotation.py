@@ -1,0 +1,262 @@
+"""The Triton kernel returns the reference's bytes for every layout of its operands, interpreted and compiled.
+
+Whether a kernel is interpreted is decided when triton is imported, so one child process (this file run as a
+script, with the device as its argument) executes all cases and prints what it found; each test reads its own
+case. bf16 is left out of the interpreted cases: the interpreter's own cast to it is wrong and is the judge's to
+repair.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from ropecheck.kernels import (
+    LAUNCH_CONFIGURATIONS,
+    forced_configuration,
+    interpreted_launches,
+    multi_axis_rope,
+    trace_launches,
+)
+from torch import Tensor
+
+Case = Callable[[], str]
+PAIRINGS = ("adjacent", "half-split")
+DEVICE = sys.argv[1] if __name__ == "__main__" else "cpu"
+VIEWS = {torch.float32: torch.int32, torch.float16: torch.int16}
+SIGNALLING_NAN = {torch.float32: 0x7F800001, torch.float16: 0x7C01, torch.bfloat16: 0x7F81}
+if DEVICE == "cuda":
+    VIEWS[torch.bfloat16] = torch.int16
+B, S, H, D, LANES = 2, 7, 3, 16, 6
+
+LAYOUTS: dict[str, Callable[[], Tensor]] = {
+    "contiguous": lambda: torch.randn(B, S, H, D),
+    "packed QKV": lambda: torch.randn(B, S, 3, H, D)[:, :, 1],
+    "packed QKV per head": lambda: torch.randn(B, S, H, 3, D)[:, :, :, 2],
+    "heads before tokens": lambda: torch.randn(B, H, S, D).transpose(1, 2),
+    "tokens outermost": lambda: torch.randn(S, B, H, D).transpose(0, 1),
+    "heads outermost": lambda: torch.randn(H, B, S, D).permute(1, 2, 0, 3),
+    "channels outermost": lambda: torch.randn(D, B, S, H).permute(1, 2, 3, 0),
+    "channel stride 2": lambda: torch.randn(B, S, H, 2 * D)[..., 1::2],
+    "channel stride 0": lambda: torch.randn(B, S, H, 1).expand(B, S, H, D),
+    "head stride 2": lambda: torch.randn(B, S, 2 * H, D)[:, :, 1::2],
+    "head stride 0": lambda: torch.randn(B, S, 1, D).expand(B, S, H, D),
+    "token stride 0": lambda: torch.randn(B, 1, H, D).expand(B, S, H, D),
+    "batch stride 0": lambda: torch.randn(1, S, H, D).expand(B, S, H, D),
+    "odd storage offset": lambda: torch.randn(B * S * H * D + 1)[1:].view(B, S, H, D),
+}
+
+TABLES: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "shared": lambda: (torch.randn(S, LANES), torch.randn(S, LANES)),
+    "per sample": lambda: (torch.randn(B, S, LANES), torch.randn(B, S, LANES)),
+    "halves of one cache": lambda: torch.randn(3 + S, 2 * LANES)[3:].chunk(2, dim=-1),  # type: ignore[return-value]
+    "stride-0 batch": lambda: (torch.randn(S, LANES).expand(B, S, LANES), torch.randn(B, S, LANES)),
+    "lanes outermost": lambda: (torch.randn(LANES, S).T, torch.randn(S, LANES)),
+    "stride-0 lanes": lambda: (torch.randn(S, 1).expand(S, LANES), torch.randn(S, LANES)),
+    "every second position": lambda: (torch.randn(2 * S, LANES)[::2], torch.randn(2 * S, LANES)[1::2]),
+}
+
+SHAPES = {
+    "R of D, neither a power of two": (2, 7, 3, 80, 48),
+    "one lane of three": (2, 7, 3, 6, 2),
+    "one lane, no tail": (1, 5, 2, 2, 2),
+    "largest head": (1, 3, 2, 256, 256),
+    "Qwen-Image head": (1, 5, 24, 128, 128),
+    "one token, two samples": (2, 1, 5, 12, 8),
+    "more tokens than a block": (2, 67, 1, 8, 6),
+    "more heads than a block": (1, 2, 37, 8, 6),
+}
+
+
+def compare(x: Tensor, cos: Tensor, sin: Tensor, pairing: str, conjugate: bool) -> str:
+    """What differs between the interpreted kernel and the reference; empty if nothing does."""
+    with interpreted_launches(), trace_launches() as launches:
+        got = multi_axis_rope(x, cos, sin, pairing=pairing, conjugate=conjugate, backend="triton")
+    wanted = multi_axis_rope(x, cos, sin, pairing=pairing, conjugate=conjugate, backend="reference")
+    if [launch.backend for launch in launches] != ["triton"]:
+        return f"launches: {launches}"
+    if not got.is_contiguous():
+        return "output is not contiguous"
+    view = VIEWS[x.dtype]
+    differing = int((got.view(view) != wanted.view(view)).sum())
+    return f"{differing} of {got.numel()} elements differ" if differing else ""
+
+
+def cases() -> dict[str, Case]:
+    """Every case by name; calling one executes it."""
+    found: dict[str, Case] = {}
+
+    def add(
+        name: str, dtype: torch.dtype, x: Callable[[], Tensor], tables: Callable[[], tuple[Tensor, Tensor]]
+    ) -> None:
+        for pairing in PAIRINGS:
+            for conjugate in (False, True):
+                label = f"{name}, {str(dtype)[6:]}, {pairing}{', conjugate' if conjugate else ''}"
+                found[label] = lambda p=pairing, c=conjugate: compare(  # type: ignore[misc]
+                    placed(x(), dtype), *(placed(table) for table in tables()), p, c
+                )
+
+    for dtype in VIEWS:
+        for name, layout in LAYOUTS.items():
+            add(f"x: {name}", dtype, layout, TABLES["shared"])
+        for name, table in TABLES.items():
+            add(f"table: {name}", dtype, LAYOUTS["packed QKV"], table)
+        for name, (b, s, h, d, r) in SHAPES.items():
+            add(
+                f"shape: {name}",
+                dtype,
+                lambda b=b, s=s, h=h, d=d: torch.randn(b, s, h, d),  # type: ignore[misc]
+                lambda s=s, r=r: (torch.randn(s, r // 2), torch.randn(s, r // 2)),  # type: ignore[misc]
+            )
+    for configuration in LAUNCH_CONFIGURATIONS:
+        found[f"forced {configuration}"] = lambda c=configuration: forced(c)  # type: ignore[misc]
+    found["tail payloads"] = tail_payloads
+    found["signed zeros"] = signed_zeros
+    found["offsets past 2**31"] = offsets_past_31_bits
+    found["empty"] = empty
+    found["derivative"] = derivative
+    found["opcheck"] = opcheck
+    return found
+
+
+def placed(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """x in ``dtype`` on the device under test, with the strides and storage offset it had."""
+    storage = torch.as_strided(x, (x.untyped_storage().nbytes() // x.element_size(),), (1,), 0).to(DEVICE, dtype)
+    return storage.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def forced(configuration: object) -> str:
+    x, cos, sin = (placed(torch.randn(shape)) for shape in ((2, 19, 35, 8), (19, 3), (19, 3)))
+    with forced_configuration(configuration), trace_launches() as launches:  # type: ignore[arg-type]
+        found = compare(x, cos, sin, "adjacent", False) or compare(x, cos, sin, "half-split", False)
+    ran = [launch.configuration for launch in launches if launch.backend == "triton"]
+    return found or ("" if ran == [configuration] * 2 else f"ran {ran}")
+
+
+def tail_payloads() -> str:
+    """Channels past R are moved whatever their bits are."""
+    for dtype, view in VIEWS.items():
+        limits = torch.iinfo(view)
+        bits = torch.randint(limits.min, limits.max, (2, 5, 3, 13), dtype=view, device=DEVICE)
+        bits[..., 8] = SIGNALLING_NAN[dtype]
+        bits[..., :6] = 0
+        table = torch.ones(5, 3, device=DEVICE)
+        with interpreted_launches():
+            y = multi_axis_rope(bits.view(dtype), table, table, backend="triton")
+        if not torch.equal(y.view(view)[..., 6:], bits[..., 6:]):
+            return f"tail of {dtype} changed"
+    return ""
+
+
+def signed_zeros() -> str:
+    zeros = placed(torch.tensor([[0.0, 0.0], [0.0, -0.0], [-0.0, 0.0], [-0.0, -0.0]])).view(1, 4, 1, 2)
+    signs = placed(torch.tensor([1.0, -1.0, 0.0, -0.0]))
+    for cos in signs:
+        for sin in signs:
+            table = cos.expand(4, 1), sin.expand(4, 1)
+            for conjugate in (False, True):
+                if found := compare(zeros, *table, "adjacent", conjugate):
+                    return f"cos {cos}, sin {sin}, conjugate {conjugate}: {found}"
+    return ""
+
+
+def offsets_past_31_bits() -> str:
+    """Three tokens 2**30 elements apart; the memory between them is reserved and never touched."""
+    storage = torch.empty(2**31 + 64, dtype=torch.float16, device=DEVICE)
+    x = storage.as_strided((1, 3, 2, 4), (0, 2**30, 4, 1), 8)
+    x.copy_(torch.randn(x.shape))
+    return compare(x, placed(torch.randn(3, 2)), placed(torch.randn(3, 2)), "adjacent", False)
+
+
+def empty() -> str:
+    for shape in ((0, 7, 3, 8), (2, 0, 3, 8), (2, 7, 0, 8)):
+        table = torch.randn(shape[1], 4, device=DEVICE)
+        with interpreted_launches(), trace_launches() as launches:
+            y = multi_axis_rope(torch.randn(shape, device=DEVICE), table, table, backend="triton")
+        if y.shape != shape or launches:
+            return f"{shape}: {y.shape}, {launches}"
+    return ""
+
+
+def derivative() -> str:
+    x = placed(torch.randn(2, 3, 2, 8)).requires_grad_()
+    cos, sin, upstream = (placed(t) for t in (torch.randn(3, 3), torch.randn(3, 3), torch.randn(2, 2, 3, 8)))
+    upstream = upstream.transpose(1, 2)
+    with interpreted_launches(), trace_launches() as launches:
+        (got,) = torch.autograd.grad(multi_axis_rope(x, cos, sin, backend="triton"), x, upstream)
+    directions = [(launch.backend, launch.direction) for launch in launches]
+    if directions != [("triton", "forward"), ("triton", "backward")]:
+        return f"launches: {launches}"
+    wanted = multi_axis_rope(upstream, cos, sin, conjugate=True, backend="reference")
+    return "" if torch.equal(got, wanted) else "gradient differs"
+
+
+def opcheck() -> str:
+    x = placed(torch.randn(2, 3, 2, 8)).requires_grad_()
+    table = placed(torch.randn(3, 3))
+    with interpreted_launches():
+        result = torch.library.opcheck(
+            torch.ops.ropecheck.multi_axis_rope_triton.default, (x, table, table, False, True)
+        )
+    return "" if set(result.values()) == {"SUCCESS"} else str(result)
+
+
+def run_cases(device: str, **environment: str) -> dict[str, str]:
+    """What a child process found, by case."""
+    child = subprocess.run(
+        [sys.executable, __file__, device],
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert child.returncode == 0, child.stderr
+    found: dict[str, str] = json.loads(child.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, str]:
+    """Differences of the interpreted kernel."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: the interpreted kernel was not compared")
+    return run_cases("cpu", TRITON_INTERPRET="1")
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_interpreted_kernel(interpreted: dict[str, str], case: str) -> None:
+    """The case ran in the interpreter and nothing differed from the reference."""
+    assert interpreted[case] == ""
+
+
+def test_compiled_kernel() -> None:
+    """On a GPU every case, bf16 included, has the bytes of the reference there."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: the compiled kernel was not executed")
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: the compiled kernel was not executed")
+    found = run_cases("cuda")
+    assert len(found) > len(cases())
+    assert {case: difference for case, difference in found.items() if difference} == {}
+
+
+def main() -> None:
+    """Run every case and print one JSON object."""
+    torch.manual_seed(0)
+    found = {}
+    for name, case in cases().items():
+        try:
+            found[name] = case()
+        except Exception as error:  # the test of this case reports it; the others still run
+            found[name] = f"{type(error).__name__}: {error}"
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
