@@ -64,7 +64,7 @@ def forced_configuration(configuration: LaunchConfiguration) -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _forced.remove(configuration)
+            _forced.pop()
 
 
 def configuration_for(sequence: int, heads: int, head_dim: int, *, interpreted: bool) -> LaunchConfiguration:

@@ -75,7 +75,7 @@ def _register(name: str, kernel: Callable[..., Tensor], dispatch_keys: tuple[str
         ctx.save_for_backward(cos, sin)
 
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # A rotation is orthogonal up to its table's scale: its transpose is the conjugate rotation.
+        # [[c, -s], [s, c]] transposed is the same matrix with s negated, whatever the table holds.
         cos, sin = ctx.saved_tensors
         x_gradient = operator(gradient, cos, sin, ctx.half_split, not ctx.conjugate, "backward", ctx.reason)
         return x_gradient, None, None, None, None, None, None

@@ -20,7 +20,10 @@ Grid = tuple[int, int, int]
 class PositionRule(Protocol):
     """Where a logical token stands: an int64 coordinate on each axis."""
 
-    axes: tuple[str, ...]
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of the axes, in the order of the coordinates."""
+        ...
 
     def of_length(self, length: int) -> Tensor:
         """int64 [length, axes]: coordinates of a sample of ``length`` tokens, whole grid or not."""

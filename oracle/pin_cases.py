@@ -168,9 +168,10 @@ def describe_difference(vendor: Tensor, ours: Tensor) -> str | None:
     if not len(unequal):
         return None
     where = tuple(unequal[0].tolist())
-    theirs, expected = vendor[where].item(), ours[where].item()
-    if vendor.is_floating_point():
-        theirs, expected = f"{theirs!r} ({theirs.hex()})", f"{expected!r} ({expected.hex()})"
+    theirs, expected = (
+        f"{value!r} ({value.hex()})" if isinstance(value, float) else repr(value)
+        for value in (vendor[where].item(), ours[where].item())
+    )
     return (
         f"element {where} is {theirs}, the contract gives {expected}; "
         f"{len(unequal)} of {vendor.numel()} elements differ"
@@ -205,7 +206,8 @@ def _qwen_tables(contract: Contract, rope: Any, rule: CentredGrid, grids: Sequen
 def _qwen_rotations(contract: Contract, apply: Any, grids: Sequence[Grid], dtype: torch.dtype) -> Pairs:
     rule = CentredGrid()
     cos, sin = contract.tables(torch.cat((rule.text(grids, 5), rule.image(grids))), dtype)
-    x, gradient = (_payload((1, len(cos), 2, contract.head_dim), dtype, seed) for seed in (0, 1))
+    heads = 3 if len(cos) < 1000 else 1
+    x, gradient = (_payload((1, len(cos), heads, contract.head_dim), dtype, seed) for seed in (0, 1))
 
     def rotate(leaf: Tensor) -> Tensor:
         rotated: Tensor = apply(leaf, torch.complex(cos, sin), use_real=False)

@@ -165,7 +165,7 @@ def check_pins(contract: Contract) -> PinReport:
     worst = next(s for s in ("unequal", "missing", "drift", "known") if s in states or s == "known")
     return PinReport(
         contract.name, recorded.package, release, tuple(symbols.values()), tables, cases, first_unequal,
-        worst,  # type: ignore[arg-type]
+        worst,
     )  # fmt: skip
 
 

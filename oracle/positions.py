@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
 from operator import index
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class CentredGrid:
     centred: bool = True
     condition_last: bool = False
     table_rows: int = 4096
-    axes: tuple[str, ...] = ("frame", "height", "width")
+    axes: ClassVar[tuple[str, ...]] = ("frame", "height", "width")
 
     def image(self, grids: Sequence[Grid]) -> Tensor:
         """int64 [tokens, 3] of all ``grids`` of one sample, each frame by frame, row by row.
@@ -102,7 +103,7 @@ class CentredGrid:
 class Sequential:
     """Tokens counted from zero on one axis: the rule of text models."""
 
-    axes: tuple[str, ...] = ("position",)
+    axes: ClassVar[tuple[str, ...]] = ("position",)
 
     def of_length(self, length: int) -> Tensor:
         """int64 [length, 1]. Raises ValueError for a negative ``length``."""
@@ -117,7 +118,7 @@ class Grid2D:
     """
 
     merge: int = 2
-    axes: tuple[str, ...] = ("height", "width")
+    axes: ClassVar[tuple[str, ...]] = ("height", "width")
 
     def image(self, grids: Sequence[Grid]) -> Tensor:
         """int64 [tokens, 2] of all ``grids`` of one sample.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -45,6 +46,7 @@ class Candidate:
     ``configs`` maps names to context manager factories that force one launch configuration alone. ``kernels``
     names the device kernels that must be seen to run; ``trace`` opens a recorder of launches whose ``backend``
     must equal ``backend``. ``sources`` are hashed into the evidence, relative to the candidate's file.
+    ``unavailable`` says why the candidate cannot run on this machine; its cells are then blocked.
 
     Raises :class:`CandidateError` for a value that cannot be used.
     """
@@ -63,10 +65,11 @@ class Candidate:
     kernels: Sequence[str] = ()
     backend: str | None = None
     trace: Callable[[], AbstractContextManager[Sequence[Any]]] | None = None
+    unavailable: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name or "::" in self.name or "[" in self.name:
-            raise CandidateError(f"name must be a non-empty string without '::' and '[', not {self.name!r}")
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w.+/-]+", self.name):
+            raise CandidateError(f"name must be made of letters, digits and . _ + - / only, not {self.name!r}")
         if not callable(self.run):
             raise CandidateError(f"candidate {self.name}: run must be callable, not {type(self.run).__name__}")
         if self.vjp is not None and not callable(self.vjp):

@@ -68,7 +68,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     facts: dict[str, Any] = {
         "kernels": sorted(set(kernels)),
         "sources": source_hashes(candidate),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "triton": _version("triton"),
         "interpreted": interpreting() and bool(kernels) and not cuda,
         "interpreter's bf16 repaired": interpreting() and repair(),

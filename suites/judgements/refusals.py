@@ -25,21 +25,21 @@ Bad = Callable[[Tensor, Tensor, Tensor], tuple[Any, Any, Any]]
 
 # Each makes one bad call out of a good one: x [2, 7, 3, D], cos and sin [2, 7, R / 2].
 _BAD: dict[str, tuple[Bad, str]] = {
-    "x is no tensor": (lambda x, cos, sin: (x.tolist(), cos, sin), "x"),
-    "x of rank 3": (lambda x, cos, sin: (x[0], cos, sin), "x"),
-    "x of rank 5": (lambda x, cos, sin: (x[None], cos, sin), "x"),
-    "x of int32": (lambda x, cos, sin: (torch.zeros(x.shape, dtype=torch.int32, device=x.device), cos, sin), "x"),
-    "x of fp64": (lambda x, cos, sin: (x.double(), cos, sin), "x"),
-    "tables of fp64": (lambda x, cos, sin: (x, cos.double(), sin.double()), "cos|sin"),
-    "tables of rank 1": (lambda x, cos, sin: (x, cos[0, 0], sin[0, 0]), "cos|sin"),
-    "sin narrower than cos": (lambda x, cos, sin: (x, cos, sin[..., :-1]), "cos|sin"),
-    "tables shorter than x": (lambda x, cos, sin: (x, cos[:, :-1], sin[:, :-1]), "cos|sin"),
-    "tables longer than x": (lambda x, cos, sin: (x[:, :-1], cos, sin), "cos|sin"),
-    "more tables than samples": (lambda x, cos, sin: (x[:1], cos, sin), "cos|sin"),
-    "tables wider than a head": (lambda x, cos, sin: (x[..., : cos.shape[-1]], cos, sin), "cos|sin|x"),
-    "cos requires grad": (lambda x, cos, sin: (x, cos.clone().requires_grad_(), sin), "cos"),
-    "sin requires grad": (lambda x, cos, sin: (x, cos, sin.clone().requires_grad_()), "sin"),
-    "tables on another device": (lambda x, cos, sin: (x, cos.to("meta"), sin.to("meta")), "cos|sin"),
+    "x-is-no-tensor": (lambda x, cos, sin: (x.tolist(), cos, sin), "x"),
+    "x-of-rank-3": (lambda x, cos, sin: (x[0], cos, sin), "x"),
+    "x-of-rank-5": (lambda x, cos, sin: (x[None], cos, sin), "x"),
+    "x-of-int32": (lambda x, cos, sin: (torch.zeros(x.shape, dtype=torch.int32, device=x.device), cos, sin), "x"),
+    "x-of-fp64": (lambda x, cos, sin: (x.double(), cos, sin), "x"),
+    "tables-of-fp64": (lambda x, cos, sin: (x, cos.double(), sin.double()), "cos|sin"),
+    "tables-of-rank-1": (lambda x, cos, sin: (x, cos[0, 0], sin[0, 0]), "cos|sin"),
+    "sin-narrower-than-cos": (lambda x, cos, sin: (x, cos, sin[..., :-1]), "cos|sin"),
+    "tables-shorter-than-x": (lambda x, cos, sin: (x, cos[:, :-1], sin[:, :-1]), "cos|sin"),
+    "tables-longer-than-x": (lambda x, cos, sin: (x[:, :-1], cos, sin), "cos|sin"),
+    "more-tables-than-samples": (lambda x, cos, sin: (x[:1], cos, sin), "cos|sin"),
+    "tables-wider-than-a-head": (lambda x, cos, sin: (x[..., : cos.shape[-1]], cos, sin), "cos|sin|x"),
+    "cos-requires-grad": (lambda x, cos, sin: (x, cos.clone().requires_grad_(), sin), "cos"),
+    "sin-requires-grad": (lambda x, cos, sin: (x, cos, sin.clone().requires_grad_()), "sin"),
+    "tables-on-another-device": (lambda x, cos, sin: (x, cos.to("meta"), sin.to("meta")), "cos|sin"),
 }
 
 
@@ -60,7 +60,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         return failed(f"raised {described(error)}, which is no refusal of an argument")
     else:
         shape = tuple(getattr(result, "shape", ()))
-        return failed(f"accepted: {case.variant}; returned {type(result).__name__} {shape}")
+        return failed(f"accepted {case.variant}: returned {type(result).__name__} {shape}")
     changed = {name: placed.changed_bytes() for name, placed in given.placed().items()}
     message = str(refusal)
     facts = {"error": type(refusal).__name__, "message": message[:300]}

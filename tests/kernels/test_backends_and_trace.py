@@ -198,6 +198,15 @@ def test_forced_configuration_is_fitted_and_released() -> None:
     assert configuration_for(**arguments) == usual
 
 
+def test_forced_configurations_nest() -> None:
+    """Leaving an inner block restores the configuration of the block around it."""
+    first, second = LAUNCH_CONFIGURATIONS[:2]
+    with forced_configuration(first), forced_configuration(second):
+        with forced_configuration(first):
+            pass
+        assert configuration_for(64, 64, 128, interpreted=False) == second
+
+
 def test_unknown_configuration_is_refused() -> None:
     """Only entries of the table can be forced."""
     unknown = LaunchConfiguration(3, 5, 1)

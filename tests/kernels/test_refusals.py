@@ -79,5 +79,5 @@ def test_learnable_table_is_taken_where_no_gradient_is_recorded() -> None:
 @pytest.mark.parametrize("operator", ["multi_axis_rope_reference", "multi_axis_rope_triton"])
 def test_raw_operators_check_their_operands(operator: str) -> None:
     """A short table is refused by the fake implementation of both operators, before anything could read past it."""
-    with pytest.raises(ValueError, match="^cos: expected 7 positions"):
+    with pytest.raises(ValueError, match=r"^cos: expected 7 positions"):
         getattr(torch.ops.ropecheck, operator)(X.to("meta"), TABLE[:6].to("meta"), TABLE[:6].to("meta"), False, False)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import mmap
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from ropecheck.kernels import (
     LAUNCH_CONFIGURATIONS,
+    LaunchConfiguration,
     forced_configuration,
     interpreted_launches,
     multi_axis_rope,
@@ -34,6 +38,16 @@ SIGNALLING_NAN = {torch.float32: 0x7F800001, torch.float16: 0x7C01, torch.bfloat
 if DEVICE == "cuda":
     VIEWS[torch.bfloat16] = torch.int16
 B, S, H, D, LANES = 2, 7, 3, 16, 6
+
+
+def halves(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosine and the sine columns of one cache."""
+    return cache[:, :LANES], cache[:, LANES:]
+
+
+def dense_tables(sequence: int, lanes: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(sequence, lanes), torch.randn(sequence, lanes)
+
 
 LAYOUTS: dict[str, Callable[[], Tensor]] = {
     "contiguous": lambda: torch.randn(B, S, H, D),
@@ -55,7 +69,7 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 TABLES: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
     "shared": lambda: (torch.randn(S, LANES), torch.randn(S, LANES)),
     "per sample": lambda: (torch.randn(B, S, LANES), torch.randn(B, S, LANES)),
-    "halves of one cache": lambda: torch.randn(3 + S, 2 * LANES)[3:].chunk(2, dim=-1),  # type: ignore[return-value]
+    "halves of one cache": lambda: halves(torch.randn(3 + S, 2 * LANES)[3:]),
     "stride-0 batch": lambda: (torch.randn(S, LANES).expand(B, S, LANES), torch.randn(B, S, LANES)),
     "lanes outermost": lambda: (torch.randn(LANES, S).T, torch.randn(S, LANES)),
     "stride-0 lanes": lambda: (torch.randn(S, 1).expand(S, LANES), torch.randn(S, LANES)),
@@ -74,7 +88,7 @@ SHAPES = {
 }
 
 
-def compare(x: Tensor, cos: Tensor, sin: Tensor, pairing: str, conjugate: bool) -> str:
+def compare(x: Tensor, cos: Tensor, sin: Tensor, pairing: Any, conjugate: bool) -> str:
     """What differs between the interpreted kernel and the reference; empty if nothing does."""
     with interpreted_launches(), trace_launches() as launches:
         got = multi_axis_rope(x, cos, sin, pairing=pairing, conjugate=conjugate, backend="triton")
@@ -88,6 +102,17 @@ def compare(x: Tensor, cos: Tensor, sin: Tensor, pairing: str, conjugate: bool) 
     return f"{differing} of {got.numel()} elements differ" if differing else ""
 
 
+def compare_placed(
+    dtype: torch.dtype,
+    x: Callable[[], Tensor],
+    tables: Callable[[], tuple[Tensor, Tensor]],
+    pairing: str,
+    conjugate: bool,
+) -> str:
+    cos, sin = tables()
+    return compare(placed(x(), dtype), placed(cos), placed(sin), pairing, conjugate)
+
+
 def cases() -> dict[str, Case]:
     """Every case by name; calling one executes it."""
     found: dict[str, Case] = {}
@@ -98,9 +123,7 @@ def cases() -> dict[str, Case]:
         for pairing in PAIRINGS:
             for conjugate in (False, True):
                 label = f"{name}, {str(dtype)[6:]}, {pairing}{', conjugate' if conjugate else ''}"
-                found[label] = lambda p=pairing, c=conjugate: compare(  # type: ignore[misc]
-                    placed(x(), dtype), *(placed(table) for table in tables()), p, c
-                )
+                found[label] = partial(compare_placed, dtype, x, tables, pairing, conjugate)
 
     for dtype in VIEWS:
         for name, layout in LAYOUTS.items():
@@ -108,17 +131,16 @@ def cases() -> dict[str, Case]:
         for name, table in TABLES.items():
             add(f"table: {name}", dtype, LAYOUTS["packed QKV"], table)
         for name, (b, s, h, d, r) in SHAPES.items():
-            add(
-                f"shape: {name}",
-                dtype,
-                lambda b=b, s=s, h=h, d=d: torch.randn(b, s, h, d),  # type: ignore[misc]
-                lambda s=s, r=r: (torch.randn(s, r // 2), torch.randn(s, r // 2)),  # type: ignore[misc]
-            )
+            add(f"shape: {name}", dtype, partial(torch.randn, b, s, h, d), partial(dense_tables, s, r // 2))
     for configuration in LAUNCH_CONFIGURATIONS:
-        found[f"forced {configuration}"] = lambda c=configuration: forced(c)  # type: ignore[misc]
+        found[f"forced {configuration}"] = partial(forced, configuration)
     found["tail payloads"] = tail_payloads
     found["signed zeros"] = signed_zeros
-    found["offsets past 2**31"] = offsets_past_31_bits
+    for operand, dimensions in (("x", 4), ("cos", 3), ("sin", 3)):
+        for dimension in range(dimensions):
+            found[f"offsets past 2**31: {operand}, dimension {dimension}"] = partial(
+                offsets_past_31_bits, operand, dimension
+            )
     found["empty"] = empty
     found["derivative"] = derivative
     found["opcheck"] = opcheck
@@ -131,9 +153,9 @@ def placed(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return storage.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
-def forced(configuration: object) -> str:
+def forced(configuration: LaunchConfiguration) -> str:
     x, cos, sin = (placed(torch.randn(shape)) for shape in ((2, 19, 35, 8), (19, 3), (19, 3)))
-    with forced_configuration(configuration), trace_launches() as launches:  # type: ignore[arg-type]
+    with forced_configuration(configuration), trace_launches() as launches:
         found = compare(x, cos, sin, "adjacent", False) or compare(x, cos, sin, "half-split", False)
     ran = [launch.configuration for launch in launches if launch.backend == "triton"]
     return found or ("" if ran == [configuration] * 2 else f"ran {ran}")
@@ -166,12 +188,27 @@ def signed_zeros() -> str:
     return ""
 
 
-def offsets_past_31_bits() -> str:
-    """Three tokens 2**30 elements apart; the memory between them is reserved and never touched."""
-    storage = torch.empty(2**31 + 64, dtype=torch.float16, device=DEVICE)
-    x = storage.as_strided((1, 3, 2, 4), (0, 2**30, 4, 1), 8)
-    x.copy_(torch.randn(x.shape))
-    return compare(x, placed(torch.randn(3, 2)), placed(torch.randn(3, 2)), "adjacent", False)
+def offsets_past_31_bits(operand: str, dimension: int) -> str:
+    """Three neighbours along one dimension of one operand lie 2**30 elements apart, so the last is at 2**31."""
+    operands = {"x": torch.randn(3, 3, 3, 7), "cos": torch.randn(3, 3, 3), "sin": torch.randn(3, 3, 3)}
+    if (operand, dimension) == ("x", 3):
+        operands = {"x": torch.randn(3, 3, 3, 3), "cos": torch.randn(3, 3, 1), "sin": torch.randn(3, 3, 1)}
+    dense = operands[operand]
+    strides = [stride * 4 for stride in dense.stride()]
+    strides[dimension] = 2**30
+    spread = reserved(2**31 + 4 * dense.numel()).as_strided(dense.shape, strides, 1)
+    spread.copy_(dense)
+    operands = {name: spread if name == operand else placed(tensor) for name, tensor in operands.items()}
+    return compare(operands["x"], operands["cos"], operands["sin"], "adjacent", False)
+
+
+def reserved(elements: int) -> Tensor:
+    """fp32 memory of ``elements`` elements; on a CPU its pages exist once they are touched, so it may exceed RAM."""
+    if DEVICE == "cuda":
+        return torch.empty(elements, device=DEVICE)
+    no_reserve = 0x4000  # MAP_NORESERVE of Linux, which mmap names from Python 3.11 on
+    pages = mmap.mmap(-1, 4 * elements, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    return torch.frombuffer(pages, dtype=torch.float32)
 
 
 def empty() -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
 import ropecheck.oracle.pins as pins_module
+import torch
 from ropecheck.oracle.contracts import CONTRACTS, contract
 from ropecheck.oracle.frequencies import CosineSine, PolarRows
 from ropecheck.oracle.pin_cases import interleaved_table
@@ -114,7 +113,7 @@ def test_positions_must_be_integers(rule: PolarRows | CosineSine) -> None:
 
 def test_positions_must_have_the_contracts_axes() -> None:
     """Positions with the wrong number of coordinates are refused with the names of the axes."""
-    with pytest.raises(ValueError, match="positions must be .* one coordinate for each of frame, height, width"):
+    with pytest.raises(ValueError, match=r"positions must be .* one coordinate for each of frame, height, width"):
         contract("qwen-image").tables(torch.zeros(5, 2, dtype=torch.int64), torch.float32)
     with pytest.raises(ValueError, match=r"got \(\)"):
         contract("hf-llama").tables(torch.tensor(3), torch.float32)
