@@ -94,14 +94,20 @@ def _walk(
     recipe: Recipe, x0: Tensor, x1: Tensor, c: Tensor, s: Tensor, dtype: torch.dtype, *, strict: bool
 ) -> dict[str, dict[str, Tensor]]:
     known = {name: (_Form("", v),) for name, v in (("x0", x0), ("x1", x1), ("c", c), ("s", s))}
+    onto_zero = {step.left: step.out for step in recipe.steps if step.right == "zero"}
     outputs: dict[str, dict[str, Tensor]] = {}
     for step in recipe.steps:
         target = dtype if step.dtype == "activation" else torch.float32
-        left, right = known[step.left], known[step.right]
         if step.op == "mul":
-            known[step.out] = _product(step, left[0].value, right[0].value, target, strict)
-        else:
-            outputs[step.out] = _sum(left, right, step.op, target, dtype)
+            known[step.out] = _product(step, known[step.left][0].value, known[step.right][0].value, target, strict)
+        elif step.right != "zero":
+            summands = (known[step.left], known[step.right], step.op, target, dtype)
+            if step.out not in onto_zero:
+                outputs[step.out] = _sum(*summands, None)
+                continue
+            forms = outputs[onto_zero[step.out]] = _sum(*summands, 0.0)
+            if not strict:
+                forms.update({f"{name}, not onto zero": v for name, v in _sum(*summands, None).items()})
     return outputs
 
 
@@ -115,45 +121,63 @@ def _product(step: Step, left: Tensor, right: Tensor, target: torch.dtype, stric
 
 
 def _sum(
-    left: tuple[_Form, ...], right: tuple[_Form, ...], op: str, target: torch.dtype, dtype: torch.dtype
+    left: tuple[_Form, ...],
+    right: tuple[_Form, ...],
+    op: str,
+    target: torch.dtype,
+    dtype: torch.dtype,
+    zero: float | None,
 ) -> dict[str, Tensor]:
+    """All forms of a sum in ``dtype``; ``zero``, where it is not None, is added to the sum rounded to ``target``."""
     forms: dict[str, Tensor] = {}
     for r in right:
         addend = -r.value if op == "sub" else r.value
         for a in left:
             if a.exact_product and r.exact_product:
                 paths = _WIDER if dtype == torch.float32 else {**_WIDER, **_WIDER_DIRECT}
-                forms.update(_by_path(a.value, addend, dtype, paths))
+                forms.update(_by_path(a.value, addend, dtype, zero, paths))
             elif a.exact_product or r.exact_product:
                 fused = f"fused {a.label or r.label}"
-                forms.update(_by_path(a.value, addend, dtype, {fused: _exact_via_fp32}))
+                forms.update(_by_path(a.value, addend, dtype, zero, {fused: _exact_via_fp32}))
             else:
                 # Two summands of 24 bits: fp64 first is innocuous (53 >= 2 * 24 + 2).
-                forms[SEPARATE] = (a.value + addend).to(torch.float32).to(target).to(dtype)
+                rounded = (a.value + addend).to(torch.float32).to(target)
+                forms[SEPARATE] = _plus(rounded, zero).to(dtype)
     return forms
 
 
-_Path = Callable[[Tensor, Tensor, torch.dtype], Tensor]
+_Path = Callable[[Tensor, Tensor, torch.dtype, "float | None"], Tensor]
 
 
-def _exact_via_fp32(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    return round_exact(*two_sum(a, b), torch.float32).to(dtype)
+def _plus(x: Tensor, zero: float | None) -> Tensor:
+    return x if zero is None else x + zero
+
+
+def _exact_via_fp32(a: Tensor, b: Tensor, dtype: torch.dtype, zero: float | None) -> Tensor:
+    return _plus(round_exact(*two_sum(a, b), torch.float32), zero).to(dtype)
+
+
+def _exact(a: Tensor, b: Tensor, dtype: torch.dtype, zero: float | None) -> Tensor:
+    high, low = two_sum(a, b)
+    return round_exact(_plus(high, zero), low, dtype)
 
 
 # The forms more accurate than the recipe: fp64 and exact sums, with and without a stop at fp32.
 _WIDER: dict[str, _Path] = {
-    "fp64 via fp32": lambda a, b, dtype: (a + b).to(torch.float32).to(dtype),
+    "fp64 via fp32": lambda a, b, dtype, zero: _plus((a + b).to(torch.float32), zero).to(dtype),
     "exact via fp32": _exact_via_fp32,
 }
 _WIDER_DIRECT: dict[str, _Path] = {
-    "fp64": lambda a, b, dtype: round_double(a + b, dtype),
-    "exact": lambda a, b, dtype: round_exact(*two_sum(a, b), dtype),
+    "fp64": lambda a, b, dtype, zero: round_double(_plus(a + b, zero), dtype),
+    "exact": _exact,
 }
 
 
-def _by_path(a: Tensor, b: Tensor, dtype: torch.dtype, paths: dict[str, _Path]) -> dict[str, Tensor]:
+def _by_path(
+    a: Tensor, b: Tensor, dtype: torch.dtype, zero: float | None, paths: dict[str, _Path]
+) -> dict[str, Tensor]:
     """``a + b`` in ``dtype`` by each of ``paths``; one tensor serves all paths that agree everywhere."""
-    wide = a + b
+    wide = _plus(a + b, zero)
     narrow = wide.to(torch.float32)
     common = narrow.to(dtype)
     doubtful = detour_matters(wide, narrow, dtype)
@@ -161,7 +185,7 @@ def _by_path(a: Tensor, b: Tensor, dtype: torch.dtype, paths: dict[str, _Path]) 
     if len(doubtful):
         at_a, at_b, at_common = a.flatten()[doubtful], b.flatten()[doubtful], bits(common).flatten()[doubtful]
         for name, path in paths.items():
-            values = path(at_a, at_b, dtype)
+            values = path(at_a, at_b, dtype, zero)
             if not torch.equal(bits(values), at_common):
                 forms[name] = common.clone()
                 forms[name].view(-1)[doubtful] = values

@@ -95,6 +95,7 @@ class _Walk:
     def output(self, recipe: Recipe, point: Point) -> list[float]:
         """Every form of ``point``'s element in the activation format, the strict one first."""
         known: dict[str, list[Any]] = {"x0": [point.x0], "x1": [point.x1], "c": [point.c], "s": [point.s]}
+        onto_zero = {step.left: step.out for step in recipe.steps if step.right == "zero"}
         for step in recipe.steps:
             target = self.activation if step.dtype == "activation" else self.fp32
             if step.op == "mul":
@@ -103,23 +104,24 @@ class _Walk:
                 rounded = _again(rounded, target)
                 fuses = step.contractible and target is self.fp32
                 known[step.out] = [rounded, exact] if fuses else [rounded]
-            elif step.out == point.output:
-                return self._sums(known[step.left], known[step.right], step.op == "sub", target)
+            elif step.right != "zero" and onto_zero.get(step.out, step.out) == point.output:
+                summands = (known[step.left], known[step.right], step.op == "sub", target)
+                cleared = self._sums(*summands, clears=True) if step.out in onto_zero else []
+                return cleared + self._sums(*summands, clears=False)
         raise ValueError(f"recipe '{recipe.name}' has no output {point.output!r}")
 
-    def _sums(self, left: list[Any], right: list[Any], negate: bool, target: Format) -> list[float]:
+    def _sums(self, left: list[Any], right: list[Any], negate: bool, target: Format, *, clears: bool) -> list[float]:
         values = []
         for r in right:
             for a in left:
-                both_exact = isinstance(a, _Product) and isinstance(r, _Product)
                 stops = [(self.fp32, target)]
-                if both_exact:
+                if isinstance(a, _Product) and isinstance(r, _Product):
                     stops += [(self.fp64, self.fp32), (self.fp64,), ()]
-                for path in stops:
-                    values.append(self._sum(a, r, negate, path))
+                values += [self._sum(a, r, negate, path, clears) for path in stops]
         return values
 
-    def _sum(self, a: Any, r: Any, negate: bool, stops: tuple[Format, ...]) -> float:
+    def _sum(self, a: Any, r: Any, negate: bool, stops: tuple[Format, ...], clears: bool) -> float:
+        """The sum rounded at each of ``stops`` and to the activation format; ``clears``: +0 is added before that."""
         parts = [(v.number, v.negative) if isinstance(v, _Product) else (v, _negative(v)) for v in (a, r)]
         (first, first_negative), (second, second_negative) = parts
         second_negative ^= negate
@@ -132,12 +134,15 @@ class _Walk:
             return as_floats[0] + math.copysign(abs(as_floats[1]), -1.0 if second_negative else 1.0)
         first, second = (self.number(v) if isinstance(v, float) else v for v in (first, second))
         total = first - second if negate else first + second
-        negative = first_negative and second_negative
-        path = [*stops, self.activation]
-        value = _rounded(total, negative, path[0])
-        for form in path[1:]:
-            value = _again(value, form)
-        return value
+        is_zero = _integers(total)[0] == 0
+        value: float | None = None
+        for form in stops:
+            value = _rounded(total, first_negative and second_negative, form) if value is None else _again(value, form)
+        if value is None:
+            value = _rounded(total, first_negative and second_negative and not clears, self.activation)
+        elif clears and (is_zero or value == 0):
+            value += 0.0
+        return _again(value, self.activation)
 
 
 class _Product:

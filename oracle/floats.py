@@ -152,7 +152,7 @@ def detour_matters(wide: Tensor, narrow: Tensor, dtype: torch.dtype) -> Tensor:
         beside = narrow.view(torch.int32) + (1 - (1 << (dropped - 1)))
         doubtful = (beside & ((1 << dropped) - 1)) < 3
     magnitude, bound = narrow.abs(), 2.0 ** (form.least_exponent + 1)
-    # The reduction costs a fifth of the comparison that it nearly always saves.
-    if magnitude.numel() and float(magnitude.amin()) < bound:
+    # The reduction costs a fifth of the comparison that it nearly always saves. A NaN among the values makes it NaN.
+    if magnitude.numel() and not float(magnitude.amin()) >= bound:
         doubtful |= (magnitude < bound) & (wide != 0)
     return doubtful.flatten().nonzero().squeeze(-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -95,7 +96,8 @@ def qwen_image_cases(contract: Contract, symbols: Mapping[str, Any]) -> Iterator
     for symbol, kind, rule, grids_and_lengths in variants:
         if symbol not in symbols:
             continue
-        rope = symbols[symbol](theta=10000, axes_dim=dims, scale_rope=rule.centred)
+        # Built inside the first case, so that a constructor that raises is that case's finding.
+        rope = cache(partial(symbols[symbol], theta=10000, axes_dim=dims, scale_rope=rule.centred))
         yield PinCase(f"{kind}, whole tables", (symbol,), _later(_qwen_whole_tables, contract, rope))
         for grids, length in grids_and_lengths:
             tables = _later(_qwen_tables, contract, rope, rule, grids, length)
@@ -115,7 +117,7 @@ def hf_llama_cases(contract: Contract, symbols: Mapping[str, Any]) -> Iterator[P
 
         width = contract.head_dim
         config = LlamaConfig(hidden_size=2 * width, num_attention_heads=2, head_dim=width)
-        embedding = symbols["LlamaRotaryEmbedding"](config)
+        embedding = cache(partial(symbols["LlamaRotaryEmbedding"], config))
         generator = torch.Generator().manual_seed(0)
         scattered = torch.randint(0, 131072, (3, 33), generator=generator)
         for dtype in DTYPES:
@@ -187,13 +189,17 @@ def _later(function: Callable[..., Pairs], *arguments: Any) -> Callable[[], Pair
     return lambda: function(*arguments)
 
 
-def _qwen_whole_tables(contract: Contract, rope: Any) -> Pairs:
+def _qwen_whole_tables(contract: Contract, build: Callable[[], Any]) -> Pairs:
+    rope = build()
     for name, table, first in (("positive", rope.pos_freqs, 0), ("negative", rope.neg_freqs, -len(rope.neg_freqs))):
         positions = torch.arange(first, first + len(table))[:, None].expand(-1, len(contract.lanes.dims))
         yield f"{name} table", torch.view_as_real(table), interleaved_table(contract, positions)
 
 
-def _qwen_tables(contract: Contract, rope: Any, rule: CentredGrid, grids: Sequence[Grid], length: int) -> Pairs:
+def _qwen_tables(
+    contract: Contract, build: Callable[[], Any], rule: CentredGrid, grids: Sequence[Grid], length: int
+) -> Pairs:
+    rope = build()
     if hasattr(rope, "rope_cache"):
         rope.rope_cache = {}  # 0.35 forgets the number of frames in its cache's key
     takes_length = "max_txt_seq_len" in inspect.signature(rope.forward).parameters
@@ -216,8 +222,8 @@ def _qwen_rotations(contract: Contract, apply: Any, grids: Sequence[Grid], dtype
     return _forward_and_gradient(contract, rotate, x, gradient, cos, sin)
 
 
-def _llama_tables(contract: Contract, embedding: Any, positions: Tensor, dtype: torch.dtype) -> Pairs:
-    vendor = embedding(torch.zeros(1, dtype=dtype), positions)
+def _llama_tables(contract: Contract, build: Callable[[], Any], positions: Tensor, dtype: torch.dtype) -> Pairs:
+    vendor = build()(torch.zeros(1, dtype=dtype), positions)
     for name, theirs, ours in zip(
         ("cosine", "sine"), vendor, contract.tables(positions[..., None], dtype), strict=True
     ):

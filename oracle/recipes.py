@@ -1,7 +1,7 @@
 """Recipes: the rounding of a rotation written down, one typed operation per line.
 
 Inputs of every recipe are the two members ``x0`` and ``x1`` of a lane (or of the incoming gradient), its cosine
-``c`` and its sine ``s`` (negated for the conjugate rotation). A step's dtype is the format that its exact result
+``c`` and its sine ``s`` (negated for the conjugate rotation), and the constant ``zero``, which is +0. A step's dtype is the format that its exact result
 is rounded to; ``activation`` stands for the dtype of x. Every output is at last rounded to the activation dtype.
 
 Facts: the seven recipes of ``vendor-pins.md``, read from and executed against diffusers 0.42.1 and
@@ -39,35 +39,37 @@ class Recipe:
     steps: tuple[Step, ...]
 
 
-def _rotation(name: str, dtype: Literal["float32", "activation"]) -> Recipe:
-    return Recipe(
-        name,
-        (
-            Step("x0c", "mul", "x0", "c", dtype, contractible=True),
-            Step("x1s", "mul", "x1", "s", dtype, contractible=True),
-            Step("y0", "sub", "x0c", "x1s", dtype),
-            Step("x1c", "mul", "x1", "c", dtype, contractible=True),
-            Step("x0s", "mul", "x0", "s", dtype, contractible=True),
-            Step("y1", "add", "x1c", "x0s", dtype),
-        ),
-    )
+_Dtype = Literal["float32", "activation"]
 
 
-def _transposed(name: str, dtype: Literal["float32", "activation"]) -> Recipe:
-    return Recipe(
-        name,
-        (
-            Step("x0c", "mul", "x0", "c", dtype, contractible=True),
-            Step("x1s", "mul", "x1", "s", dtype, contractible=True),
-            Step("y0", "add", "x0c", "x1s", dtype),
-            Step("x1c", "mul", "x1", "c", dtype, contractible=True),
-            Step("x0s", "mul", "x0", "s", dtype, contractible=True),
-            Step("y1", "sub", "x1c", "x0s", dtype),
-        ),
-    )
+def _rotation(name: str, dtype: _Dtype) -> Recipe:
+    return Recipe(name, (*_products(dtype), Step("y0", "sub", "x0c", "x1s", dtype), Step("y1", "add", "x1c", "x0s", dtype)))
+
+
+def _transposed(name: str, dtype: _Dtype) -> Recipe:
+    return Recipe(name, (*_products(dtype), Step("y0", "add", "x0c", "x1s", dtype), Step("y1", "sub", "x1c", "x0s", dtype)))
+
+
+def _transposed_onto_zeros(name: str, dtype: _Dtype) -> Recipe:
+    """Autograd's backward of a concatenation of slices adds the parts to a tensor of zeros: -0 becomes +0.
+
+    That is how a gradient is accumulated, not what a rotation demands: a sum onto ``zero`` may be left out, and only
+    a claim of ``strict`` is held to it.
+    """
+    sums = (Step("sum0", "add", "x0c", "x1s", dtype), Step("sum1", "sub", "x1c", "x0s", dtype))
+    zeros = (Step("y0", "add", "sum0", "zero", dtype), Step("y1", "add", "sum1", "zero", dtype))
+    return Recipe(name, (*_products(dtype), *sums, *zeros))
+
+
+def _products(dtype: _Dtype) -> tuple[Step, ...]:
+    pairs = (("x0", "c"), ("x1", "s"), ("x1", "c"), ("x0", "s"))
+    return tuple(Step(x + table, "mul", x, table, dtype, contractible=True) for x, table in pairs)
 
 
 ONE_ROUNDING = _rotation("fp32, one rounding", "float32")
 ONE_ROUNDING_VJP = _transposed("fp32, one rounding, transposed", "float32")
+ONE_ROUNDING_VJP_ONTO_ZEROS = _transposed_onto_zeros("fp32, one rounding, transposed, onto zeros", "float32")
 ACTIVATION_DTYPE = _rotation("activation dtype, three roundings", "activation")
-ACTIVATION_DTYPE_VJP = _transposed("activation dtype, three roundings, transposed", "activation")
+ACTIVATION_DTYPE_VJP_ONTO_ZEROS = _transposed_onto_zeros(
+    "activation dtype, three roundings, transposed, onto zeros", "activation"
+)

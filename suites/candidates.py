@@ -20,8 +20,8 @@ from ropecheck.oracle.contracts import contract
 CLAIMS = {
     "vjp": "a backward: the gradient with respect to x",
     "strict": "the contract's own order without contraction, byte for byte",
-    "strided": "inputs and tables that are views with any non-negative strides",
-    "any-dim": "head and rotary sizes other than the contract's: partial rotary, not a power of two",
+    "strided": "inputs and tables that are views with any strides and storage offsets",
+    "any-shape": "sizes that the contract's model has not: partial rotary, no power of two, empty batch or sequence",
     "no-copy": "no hidden materialisation of an input",
     "conjugate": "the keyword conjugate",
     "refusals": "an error that names the argument for each bad input",

@@ -89,8 +89,9 @@ class Case:
             claims.add("strided")
         if given.conjugate:
             claims.add("conjugate")
-        if (given.head_dim, given.rotary_dim) not in ((0, 0), (own.head_dim, own.rotary_dim)):
-            claims.add("any-dim")
+        other = (given.head_dim, given.rotary_dim) not in ((0, 0), (own.head_dim, own.rotary_dim))
+        if other or not given.batch * given.length * given.heads:
+            claims.add("any-shape")
         return claims
 
     def suits(self, candidate: Candidate) -> bool:

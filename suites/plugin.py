@@ -45,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if directory and not hasattr(config, "workerinput"):
         config.pluginmanager.register(VerdictCollector(Path(directory), config.getoption("--case-limit")))
     if config.getoption("--candidate"):
+        # The default mode would put the folder around ours on sys.path, where "kernels" then shadows the package
+        # of that name which diffusers and transformers look for.
+        config.option.importmode = "importlib"
         _prepare_process(config)
 
 

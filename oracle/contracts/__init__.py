@@ -8,9 +8,10 @@ from types import MappingProxyType
 from ..contract import Contract
 from .hf_llama import HF_LLAMA
 from .hf_vision_2d import HF_VISION_2D
+from .neox import NEOX
 from .qwen_image import QWEN_IMAGE
 
-CONTRACTS: Mapping[str, Contract] = MappingProxyType({c.name: c for c in (QWEN_IMAGE, HF_LLAMA, HF_VISION_2D)})
+CONTRACTS: Mapping[str, Contract] = MappingProxyType({c.name: c for c in (QWEN_IMAGE, HF_LLAMA, HF_VISION_2D, NEOX)})
 
 
 def contract(name: str) -> Contract:

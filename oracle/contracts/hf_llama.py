@@ -10,7 +10,7 @@ from ..contract import Contract, contiguous_lanes
 from ..frequencies import CosineSine
 from ..pairing import HALF_SPLIT
 from ..positions import Sequential
-from ..recipes import ACTIVATION_DTYPE, ACTIVATION_DTYPE_VJP
+from ..recipes import ACTIVATION_DTYPE, ACTIVATION_DTYPE_VJP_ONTO_ZEROS
 
 HF_LLAMA = Contract(
     name="hf-llama",
@@ -23,6 +23,6 @@ HF_LLAMA = Contract(
     lanes=contiguous_lanes((128,)),
     pairing=HALF_SPLIT,
     forward=ACTIVATION_DTYPE,
-    backward=ACTIVATION_DTYPE_VJP,
+    backward=ACTIVATION_DTYPE_VJP_ONTO_ZEROS,
     table_dtype="activation",
 )

@@ -10,7 +10,7 @@ from ..contract import Contract, contiguous_lanes
 from ..frequencies import CosineSine
 from ..pairing import HALF_SPLIT
 from ..positions import Grid2D
-from ..recipes import ONE_ROUNDING, ONE_ROUNDING_VJP
+from ..recipes import ONE_ROUNDING, ONE_ROUNDING_VJP_ONTO_ZEROS
 
 HF_VISION_2D = Contract(
     name="hf-vision-2d",
@@ -23,5 +23,5 @@ HF_VISION_2D = Contract(
     lanes=contiguous_lanes((40, 40)),
     pairing=HALF_SPLIT,
     forward=ONE_ROUNDING,
-    backward=ONE_ROUNDING_VJP,
+    backward=ONE_ROUNDING_VJP_ONTO_ZEROS,
 )

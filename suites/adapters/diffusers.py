@@ -17,9 +17,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     table = torch.complex(cos, sin)
     if table.dim() == 2:
         return apply_rotary_emb_qwen(x, table, use_real=False)
-    # The vendor takes one table for all samples.
-    rows = [apply_rotary_emb_qwen(x[b : b + 1], table[b], use_real=False) for b in range(x.shape[0])]
-    return torch.cat(rows) if rows else x.clone()
+    # The vendor takes one table for all samples. Not x[b]: the backward of a slice adds zeros, which clears -0.
+    return torch.cat([apply_rotary_emb_qwen(row, t, use_real=False) for row, t in zip(x.split(1), table, strict=True)])
 
 
 CANDIDATES = [
@@ -28,7 +27,7 @@ CANDIDATES = [
         contract="qwen-image",
         run=rotate,
         devices=("cpu", "cuda"),
-        provides=("vjp", "strided"),
+        provides=("vjp",),
         unavailable="" if importlib.util.find_spec("diffusers") else "diffusers is not installed",
     )
 ]

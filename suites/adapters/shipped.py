@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
@@ -20,11 +21,12 @@ from ropecheck.kernels import (
 from ..candidates import Candidate
 from ..interpreter import interpreting, repair
 
+# The judge repairs the interpreter's conversions, and the whole process is the judge's: it stays open.
+_interpreted = ExitStack()
 if interpreting() and repair():
-    # The judge has repaired the interpreter's conversions, and the whole process is the judge's.
-    interpreted_launches().__enter__()
+    _interpreted.enter_context(interpreted_launches())
 
-_CLAIMS = ("vjp", "strict", "strided", "any-dim", "conjugate", "refusals")
+_CLAIMS = ("vjp", "strict", "strided", "any-shape", "conjugate", "refusals")
 _NO_TRITON = "" if importlib.util.find_spec("triton") else "triton is not installed"
 
 
@@ -68,7 +70,7 @@ def _reference(name: str, contract: str, pairing: Literal["adjacent", "half-spli
 
 CANDIDATES = [
     _triton("ropecheck/triton-adjacent", "qwen-image", "adjacent"),
-    _triton("ropecheck/triton-half-split", "hf-vision-2d", "half-split"),
+    _triton("ropecheck/triton-half-split", "neox", "half-split"),
     _reference("ropecheck/reference-adjacent", "qwen-image", "adjacent"),
-    _reference("ropecheck/reference-half-split", "hf-vision-2d", "half-split"),
+    _reference("ropecheck/reference-half-split", "neox", "half-split"),
 ]

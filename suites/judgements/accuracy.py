@@ -48,7 +48,7 @@ _STANDARD = (
     Inputs(batch=2, length=16, payload="magnitudes"),
     Inputs(length=5, heads=1, payload="hard-to-round", positions="ramp"),
     Inputs(batch=2, length=19, positions="far", table="per-sample"),
-    Inputs(batch=2, heads=1, x_view="misaligned", gradient_view="misaligned", table_view="misaligned"),
+    Inputs(batch=2, heads=1, table_view="misaligned"),
     Inputs(batch=2, table_view="end-of-allocation", table="per-sample"),
     Inputs(batch=0),
     Inputs(length=0),

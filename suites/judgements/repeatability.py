@@ -1,4 +1,4 @@
-"""repeatability: is the hundredth call's output the first's, whatever launch configuration is forced?
+"""repeatability: is the output of the tenth, or hundredth, call the first's, whatever launch configuration is forced?
 
 The same inputs are given again and again; the second and the last call must return the first call's bytes. Another
 input is given in between, so that a cached result shows. Each launch configuration that the candidate names is
@@ -21,10 +21,11 @@ from ..invocation import forward, vjp
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement
 
-_CALLS = 100
+_MANY, _FEW = 100, 10
 _FORCE = "configuration="
-# One or two heads: a race or a cache needs no more, and an interpreted call costs milliseconds.
-_SMOKE = (Inputs(batch=2, heads=1, table="per-sample"),)
+# One or two heads, and many calls of two inputs only: an interpreted call costs milliseconds.
+_WORN = (Inputs(batch=2, heads=1, table="per-sample"), Inputs(batch=2, length=1, table="per-sample"))
+_SMOKE = _WORN[1:]
 _STANDARD = (
     Inputs(heads=1),
     Inputs(batch=2, heads=1),
@@ -42,9 +43,10 @@ _FORCED = (Inputs(batch=2, length=19, heads=5, table="per-sample"), Inputs(lengt
 
 def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
     for given in _SMOKE if plan == "smoke" else _STANDARD:
-        yield given, "forward"
+        calls = _MANY if given in _WORN or plan == "full" else _FEW
+        yield given, f"forward/calls={calls}"
         if "vjp" in candidate.provides:
-            yield given, "vjp"
+            yield given, f"vjp/calls={calls}"
     for name in candidate.configs:
         for given in _FORCED[:1] if plan == "smoke" else _FORCED:
             yield given, f"{_FORCE}{name}"
@@ -52,7 +54,7 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
 
 def _call(candidate: Candidate, given: Operands, variant: str) -> torch.Tensor:
     operands = (given.x.view, given.cos.view, given.sin.view)
-    if variant == "vjp":
+    if variant.startswith("vjp"):
         return vjp(candidate, *operands, given.gradient.view)
     return forward(candidate, *operands)
 
@@ -61,7 +63,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given, other = build(case, seed), build(case, seed + 1)
     forced = case.variant.removeprefix(_FORCE) if case.variant.startswith(_FORCE) else ""
     first = _call(candidate, given, case.variant).clone()
-    calls = 2 if forced else _CALLS
+    calls = 2 if forced else int(case.variant.partition("calls=")[2])
     facts = {"calls": calls, "elements": first.numel()}
     with candidate.configs[forced]() if forced else nullcontext():
         for number in range(2, calls + 1):

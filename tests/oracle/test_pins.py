@@ -170,6 +170,17 @@ def test_changed_table_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_diffusers
 @pytest.mark.usefixtures("few_cases")
+def test_constructor_that_raises_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vendor class that cannot be built any more is a failing case and not an error of the check."""
+    monkeypatch.setattr(_module(QWEN), "QwenEmbedRope", _raises)
+    report = check_pins(contract("qwen-image"))
+    assert report.state == "unequal"
+    assert report.first_unequal is not None
+    assert report.first_unequal.startswith("grid, whole tables: raised RuntimeError: no such rotation")
+
+
+@needs_diffusers
+@pytest.mark.usefixtures("few_cases")
 def test_missing_symbol_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A symbol that the release ought to have and has not is missing, which does not pass."""
     monkeypatch.delattr(_module(QWEN), "apply_rotary_emb_qwen")
