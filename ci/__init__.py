@@ -1,0 +1,1 @@
+"""How a change is gated: command line, runs of the suites, evidence, policy and report."""

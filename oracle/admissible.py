@@ -12,26 +12,16 @@ fuses a multiplication into an addition across one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .floats import bits, detour_matters, format_of, key, round_double, round_exact, two_sum
+from .floats import bits, detour_matters, format_of, key, round_double, round_exact, round_to_odd, two_sum
 from .recipes import Recipe, Step
 
 SEPARATE = "separate"
 """The form without contraction: each step rounded as written. A claim of ``strict`` is held to it."""
-
-
-@dataclass(frozen=True)
-class _Form:
-    """One way to have evaluated a value: its label, the fp64 tensor, and whether it is an unrounded product."""
-
-    label: str
-    value: Tensor
-    exact_product: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,118 +68,205 @@ def admissible(
     ``x0``, ``x1``, ``c`` and ``s`` are fp64 tensors of one shape holding values of at most 24 significant bits
     within the fp32 range; ``s`` is already negated for a conjugate rotation. ``dtype`` is the activation dtype.
     """
-    values = _walk(recipe, x0, x1, c, s, dtype, strict=False)
-    return _span(values["y0"]), _span(values["y1"])
+    sums = _sums(recipe, x0, x1, c, s, dtype)
+    return _set(sums["y0"], dtype), _set(sums["y1"], dtype)
 
 
 def strict(
     recipe: Recipe, x0: Tensor, x1: Tensor, c: Tensor, s: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Only the :data:`SEPARATE` form of ``y0`` and ``y1``; arguments as for :func:`admissible`."""
-    values = _walk(recipe, x0, x1, c, s, dtype, strict=True)
-    return values["y0"][SEPARATE], values["y1"][SEPARATE]
+    sums = _sums(recipe, x0, x1, c, s, dtype)
+    return _separate(sums["y0"], dtype, sums["y0"].zero), _separate(sums["y1"], dtype, sums["y1"].zero)
 
 
-def _walk(
-    recipe: Recipe, x0: Tensor, x1: Tensor, c: Tensor, s: Tensor, dtype: torch.dtype, *, strict: bool
-) -> dict[str, dict[str, Tensor]]:
-    known = {name: (_Form("", v),) for name, v in (("x0", x0), ("x1", x1), ("c", c), ("s", s))}
+@dataclass(frozen=True)
+class _Product:
+    """A product in fp64: ``rounded`` as the recipe says, and ``exact`` where contraction may leave it unrounded."""
+
+    label: str
+    rounded: Tensor
+    exact: Tensor | None
+
+    def at(self, indices: Tensor) -> _Product:
+        exact = None if self.exact is None else self.exact.flatten()[indices]
+        return _Product(self.label, self.rounded.flatten()[indices], exact)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """``left + right``, or ``left - right``, rounded to ``target``; then ``zero``, unless it is None, is added."""
+
+    left: _Product
+    right: _Product
+    subtracts: bool
+    target: torch.dtype
+    zero: float | None
+
+    def of(self, left: Tensor, right: Tensor) -> Tensor:
+        return left - right if self.subtracts else left + right
+
+    def at(self, indices: Tensor) -> _Sum:
+        return replace(self, left=self.left.at(indices), right=self.right.at(indices))
+
+
+def _sums(recipe: Recipe, x0: Tensor, x1: Tensor, c: Tensor, s: Tensor, dtype: torch.dtype) -> dict[str, _Sum]:
+    """The sum behind each output of ``recipe``."""
+    inputs = {"x0": x0, "x1": x1, "c": c, "s": s}
     onto_zero = {step.left: step.out for step in recipe.steps if step.right == "zero"}
-    outputs: dict[str, dict[str, Tensor]] = {}
+    products: dict[str, _Product] = {}
+    sums: dict[str, _Sum] = {}
     for step in recipe.steps:
         target = dtype if step.dtype == "activation" else torch.float32
         if step.op == "mul":
-            known[step.out] = _product(step, known[step.left][0].value, known[step.right][0].value, target, strict)
+            products[step.out] = _product(step, inputs[step.left] * inputs[step.right], target)
         elif step.right != "zero":
-            summands = (known[step.left], known[step.right], step.op, target, dtype)
-            if step.out not in onto_zero:
-                outputs[step.out] = _sum(*summands, None)
-                continue
-            forms = outputs[onto_zero[step.out]] = _sum(*summands, 0.0)
-            if not strict:
-                forms.update({f"{name}, not onto zero": v for name, v in _sum(*summands, None).items()})
-    return outputs
+            zero = 0.0 if step.out in onto_zero else None
+            operands = products[step.left], products[step.right]
+            sums[onto_zero.get(step.out, step.out)] = _Sum(*operands, step.op == "sub", target, zero)
+    return sums
 
 
-def _product(step: Step, left: Tensor, right: Tensor, target: torch.dtype, strict: bool) -> tuple[_Form, ...]:
-    exact = left * right
+def _product(step: Step, exact: Tensor, target: torch.dtype) -> _Product:
     # A 16-bit target is reached through fp32, as torch does: innocuous, for 24 bits are at least twice 11 plus 2.
-    rounded = _Form("", exact.to(torch.float32).to(target).double())
-    if strict or not step.contractible or target != torch.float32:
-        return (rounded,)
-    return rounded, _Form(step.out, exact, exact_product=True)
+    rounded = exact.to(torch.float32).to(target).double()
+    return _Product(step.out, rounded, exact if step.contractible and target == torch.float32 else None)
 
 
-def _sum(
-    left: tuple[_Form, ...],
-    right: tuple[_Form, ...],
-    op: str,
-    target: torch.dtype,
-    dtype: torch.dtype,
-    zero: float | None,
-) -> dict[str, Tensor]:
-    """All forms of a sum in ``dtype``; ``zero``, where it is not None, is added to the sum rounded to ``target``."""
-    forms: dict[str, Tensor] = {}
-    for r in right:
-        addend = -r.value if op == "sub" else r.value
-        for a in left:
-            if a.exact_product and r.exact_product:
-                paths = _WIDER if dtype == torch.float32 else {**_WIDER, **_WIDER_DIRECT}
-                forms.update(_by_path(a.value, addend, dtype, zero, paths))
-            elif a.exact_product or r.exact_product:
-                fused = f"fused {a.label or r.label}"
-                forms.update(_by_path(a.value, addend, dtype, zero, {fused: _exact_via_fp32}))
-            else:
-                # Two summands of 24 bits: fp64 first is innocuous (53 >= 2 * 24 + 2).
-                rounded = (a.value + addend).to(torch.float32).to(target)
-                forms[SEPARATE] = _plus(rounded, zero).to(dtype)
+def _set(total: _Sum, dtype: torch.dtype) -> AdmissibleSet:
+    if total.target == dtype:
+        forms = _forms(total)
+        if total.zero is not None:
+            # Nothing is rounded after zero is added, which therefore only clears the sign of a zero.
+            forms = {name: _cleared(v) for name, v in forms.items()} | _not_onto_zero(forms)
+        return _span(forms)
+    common, doubtful = _settled(total, dtype)
+    return _scattered(common, doubtful, _narrowed_forms(total.at(doubtful), dtype))
+
+
+def _not_onto_zero(forms: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{name}, not onto zero": values for name, values in forms.items()}
+
+
+def _cleared(values: Tensor) -> Tensor:
+    minus_zero = torch.iinfo(format_of(values.dtype).integer).min
+    return values + 0.0 if bool((bits(values) == minus_zero).any()) else values
+
+
+def _settled(total: _Sum, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The sum in 16-bit ``dtype`` where all forms agree, and the flat indices where they might not.
+
+    On the way to its last rounding a form rounds a product, and the sum, at most once each to fp32: its value, and
+    that value's fp32, lie within 2^-22 (|left| + |right|) of the exact sum, or within 2^-147 more where fp32
+    underflows. Rounding is monotone, so where both ends of a wider interval round to the same value, so does
+    everything between. The interval is wider by the least positive number of ``dtype``: a zero, whose sign
+    depends on the form, is never settled. Nor is a sum whose products might overflow fp32.
+    """
+    form = format_of(dtype)
+    left, right = (p.rounded if p.exact is None else p.exact for p in (total.left, total.right))
+    middle, spread = total.of(left, right), left.abs().add_(right.abs())
+    if spread.numel() and not float(spread.amax()) < _NEAR_OVERFLOW:
+        spread = torch.where(spread < _NEAR_OVERFLOW, spread, float("inf"))
+    spread.mul_(2.0**-22).add_(2.0 ** (form.least_exponent - form.precision + 1))
+    above = (middle + spread).to(torch.float32).to(dtype)
+    below = middle.sub_(spread).to(torch.float32).to(dtype)
+    return above, (bits(above) != bits(below)).flatten().nonzero().squeeze(-1)
+
+
+_NEAR_OVERFLOW = 2.0**127
+
+
+def _forms(total: _Sum) -> dict[str, Tensor]:
+    """All forms of ``total`` in its target, without zero."""
+    left, right = total.left, total.right
+    forms = {SEPARATE: _separate(total, total.target, None)}
+    if left.exact is not None:
+        forms[f"fused {left.label}"] = _nearest(total, left.exact, right.rounded)[1]
+    if right.exact is not None:
+        forms[f"fused {right.label}"] = _nearest(total, left.rounded, right.exact)[1]
+    if left.exact is not None and right.exact is not None:
+        forms["fp64 via fp32"], forms["exact via fp32"] = _nearest(total, left.exact, right.exact)
     return forms
 
 
-_Path = Callable[[Tensor, Tensor, torch.dtype, "float | None"], Tensor]
+def _nearest(total: _Sum, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """``total`` of fp64 ``left`` and ``right`` in fp32 by way of fp64, and from the exact sum: often one tensor."""
+    wide = total.of(left, right)
+    narrow = wide.to(torch.float32)
+    doubtful = detour_matters(wide, narrow)
+    if not len(doubtful):
+        return narrow, narrow
+    addend = right.flatten()[doubtful]
+    sums = two_sum(left.flatten()[doubtful], -addend if total.subtracts else addend)
+    return narrow, _put(narrow, doubtful, round_exact(*sums, torch.float32))
+
+
+def _narrowed_forms(total: _Sum, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All forms of ``total``, whose target is fp32, in 16-bit ``dtype``, those with zero added first.
+
+    Meant for few elements: forms are rows of one tensor, for the number of operations is what costs there.
+    """
+    left, right = total.left, total.right
+    fused: dict[str, tuple[Tensor, Tensor]] = {}
+    if left.exact is not None:
+        fused[f"fused {left.label}"] = left.exact, right.rounded
+    if right.exact is not None:
+        fused[f"fused {right.label}"] = left.rounded, right.exact
+    if left.exact is not None and right.exact is not None:
+        fused["exact via fp32"] = left.exact, right.exact
+    names, stops = [SEPARATE], [_separate(total, torch.float32, None)[None]]
+    direct: Tensor | None = None
+    if fused:
+        addend = torch.stack([addend for _, addend in fused.values()])
+        high, low = two_sum(torch.stack([a for a, _ in fused.values()]), -addend if total.subtracts else addend)
+        odd = round_to_odd(high, low)
+        names, stops = [*names, *fused], [*stops, odd.to(torch.float32)]
+        if "exact via fp32" in fused:
+            names, stops = [*names, "fp64 via fp32", "fp64", "exact"], [*stops, high[-1:].to(torch.float32)]
+            direct = torch.stack((high[-1], odd[-1]))
+    via = torch.cat(stops)
+
+    def rounded(zero: float | None) -> dict[str, Tensor]:
+        rows = [_plus(via, zero).to(dtype)]
+        if direct is not None:
+            rows.append(round_double(_plus(direct, zero), dtype))
+        return dict(zip(names, torch.cat(rows), strict=True))
+
+    if total.zero is None:
+        return rounded(None)
+    return rounded(total.zero) | _not_onto_zero(rounded(None))
+
+
+def _separate(total: _Sum, dtype: torch.dtype, zero: float | None) -> Tensor:
+    # Two summands of 24 bits: fp64 first is innocuous (53 >= 2 * 24 + 2).
+    rounded = total.of(total.left.rounded, total.right.rounded).to(torch.float32).to(total.target)
+    return _plus(rounded, zero).to(dtype)
 
 
 def _plus(x: Tensor, zero: float | None) -> Tensor:
     return x if zero is None else x + zero
 
 
-def _exact_via_fp32(a: Tensor, b: Tensor, dtype: torch.dtype, zero: float | None) -> Tensor:
-    return _plus(round_exact(*two_sum(a, b), torch.float32), zero).to(dtype)
+def _scattered(common: Tensor, indices: Tensor, forms: dict[str, Tensor]) -> AdmissibleSet:
+    """The set that is ``common`` everywhere but at flat ``indices``, where it is that of ``forms``."""
+    first: dict[bytes, str] = {}
+    alike = {name: first.setdefault(bits(v).cpu().numpy().tobytes(), name) for name, v in forms.items()}
+    few, whole = _span({name: forms[name] for name in first.values()}), _span({SEPARATE: common})
+    distinct = {name: _put(common, indices, forms[name]) for name in first.values()}
+    spread = {name: distinct[known] for name, known in alike.items()}
+    classes = None
+    if few.classes is not None or whole.classes is not None:
+        none = (torch.zeros_like(common, dtype=torch.bool),) * 3
+        pairs = zip(whole.classes or none, few.classes or (n.flatten()[indices] for n in none), strict=True)
+        minus, plus, nan = (_put(everywhere, indices, here) for everywhere, here in pairs)
+        classes = (minus, plus, nan)
+    return AdmissibleSet(spread, _put(whole.low, indices, few.low), _put(whole.high, indices, few.high), classes)
 
 
-def _exact(a: Tensor, b: Tensor, dtype: torch.dtype, zero: float | None) -> Tensor:
-    high, low = two_sum(a, b)
-    return round_exact(_plus(high, zero), low, dtype)
-
-
-# The forms more accurate than the recipe: fp64 and exact sums, with and without a stop at fp32.
-_WIDER: dict[str, _Path] = {
-    "fp64 via fp32": lambda a, b, dtype, zero: _plus((a + b).to(torch.float32), zero).to(dtype),
-    "exact via fp32": _exact_via_fp32,
-}
-_WIDER_DIRECT: dict[str, _Path] = {
-    "fp64": lambda a, b, dtype, zero: round_double(_plus(a + b, zero), dtype),
-    "exact": _exact,
-}
-
-
-def _by_path(
-    a: Tensor, b: Tensor, dtype: torch.dtype, zero: float | None, paths: dict[str, _Path]
-) -> dict[str, Tensor]:
-    """``a + b`` in ``dtype`` by each of ``paths``; one tensor serves all paths that agree everywhere."""
-    wide = _plus(a + b, zero)
-    narrow = wide.to(torch.float32)
-    common = narrow.to(dtype)
-    doubtful = detour_matters(wide, narrow, dtype)
-    forms = dict.fromkeys(paths, common)
-    if len(doubtful):
-        at_a, at_b, at_common = a.flatten()[doubtful], b.flatten()[doubtful], bits(common).flatten()[doubtful]
-        for name, path in paths.items():
-            values = path(at_a, at_b, dtype, zero)
-            if not torch.equal(bits(values), at_common):
-                forms[name] = common.clone()
-                forms[name].view(-1)[doubtful] = values
-    return forms
+def _put(everywhere: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    out = everywhere.clone()
+    out.view(-1)[indices] = values
+    return out
 
 
 def _span(forms: dict[str, Tensor]) -> AdmissibleSet:

@@ -114,7 +114,7 @@ class _Walk:
         values = []
         for r in right:
             for a in left:
-                stops = [(self.fp32, target)]
+                stops: list[tuple[Format, ...]] = [(self.fp32, target)]
                 if isinstance(a, _Product) and isinstance(r, _Product):
                     stops += [(self.fp64, self.fp32), (self.fp64,), ()]
                 values += [self._sum(a, r, negate, path, clears) for path in stops]

@@ -135,23 +135,15 @@ def fma32(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return round_exact(*two_sum(a.double() * b.double(), c.double()), torch.float32)
 
 
-def detour_matters(wide: Tensor, narrow: Tensor, dtype: torch.dtype) -> Tensor:
-    """Flat indices where the path from an exact sum to ``dtype`` can change the result.
+def detour_matters(wide: Tensor, narrow: Tensor) -> Tensor:
+    """Flat indices where the exact sum behind ``wide`` may round to another fp32 than ``narrow``.
 
-    The paths are: the sum rounded to fp64 first or not, then to fp32 first or not. ``wide`` is the fp64 sum and
-    ``narrow`` its fp32. Rounding is monotone, so a stop on the way matters only where a value on the path is the
-    midpoint of two neighbours of the next format: for fp32 where ``wide`` is such a midpoint, for a 16-bit format
-    where ``narrow``, or the fp32 beside it, is one. Results near and below the least normal number, whose
+    ``wide`` is the fp64 sum and ``narrow`` its fp32. Rounding is monotone, so the stop at fp64 matters only where
+    ``wide`` is the midpoint of two neighbours of fp32. Results near and below the least normal number, whose
     midpoints lie elsewhere, are always included; a zero sum is exact and is not.
     """
-    form = format_of(dtype)
-    if dtype == torch.float32:
-        doubtful = (wide.view(torch.int64) & 0x1FFF_FFFF) == 0x1000_0000
-    else:
-        dropped = 24 - form.precision
-        beside = narrow.view(torch.int32) + (1 - (1 << (dropped - 1)))
-        doubtful = (beside & ((1 << dropped) - 1)) < 3
-    magnitude, bound = narrow.abs(), 2.0 ** (form.least_exponent + 1)
+    doubtful = (wide.view(torch.int64) & 0x1FFF_FFFF) == 0x1000_0000
+    magnitude, bound = narrow.abs(), 2.0 ** (FLOAT32.least_exponent + 1)
     # The reduction costs a fifth of the comparison that it nearly always saves. A NaN among the values makes it NaN.
     if magnitude.numel() and not float(magnitude.amin()) >= bound:
         doubtful |= (magnitude < bound) & (wide != 0)

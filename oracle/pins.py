@@ -120,12 +120,16 @@ class PinReport:
         return self.state in ("known", "drift")
 
 
+def pinned() -> tuple[str, ...]:
+    """The names of the contracts that have a pin, sorted. A convention, which no vendor function defines, has none."""
+    return tuple(sorted(_recorded()))
+
+
 def pin(contract: str) -> Pin:
-    """The pin of the contract of that name. Raises ValueError where none is recorded."""
-    recorded = _recorded()
-    if contract not in recorded:
-        raise ValueError(f"contract {contract!r} has no vendor pin; pinned are {', '.join(sorted(recorded))}")
-    data = recorded[contract]
+    """The pin of the contract of that name. Raises ValueError where it has none (:func:`pinned`)."""
+    if contract not in pinned():
+        raise ValueError(f"contract {contract!r} has no vendor pin; pinned are {', '.join(pinned())}")
+    data = _recorded()[contract]
     symbols = {
         name: tuple(SourceText(t["source_sha256"], t["syntax_sha256"], tuple(t["releases"])) for t in texts)
         for name, texts in data["symbols"].items()
@@ -138,7 +142,7 @@ def check_pins(contract: Contract) -> PinReport:
     """Compare the installed vendor symbols of ``contract`` with its pin, by text and by execution.
 
     Nothing is downloaded; the vendor's log messages and warnings are kept back. Raises ValueError where
-    the contract has no pin.
+    the contract has no pin (:func:`pinned`).
     """
     recorded = pin(contract.name)
     tables = _table_state(contract, recorded)

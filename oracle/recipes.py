@@ -1,12 +1,12 @@
 """Recipes: the rounding of a rotation written down, one typed operation per line.
 
 Inputs of every recipe are the two members ``x0`` and ``x1`` of a lane (or of the incoming gradient), its cosine
-``c`` and its sine ``s`` (negated for the conjugate rotation), and the constant ``zero``, which is +0. A step's dtype is the format that its exact result
-is rounded to; ``activation`` stands for the dtype of x. Every output is at last rounded to the activation dtype.
+``c`` and its sine ``s`` (negated for the conjugate rotation), and the constant ``zero``, which is +0. A step's dtype
+is the format that its exact result is rounded to; ``activation`` stands for the dtype of x. Every output is at last
+rounded to the activation dtype.
 
-Facts: the seven recipes of ``vendor-pins.md``, read from and executed against diffusers 0.42.1 and
-transformers 5.24.0. What vendors' autograd returns is part of it: several round once forward and three times
-backward.
+Facts: the recipes were read from and executed against diffusers 0.42.1 and transformers 5.24.0. What vendors'
+autograd returns is part of it: several round once forward and three times backward.
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ _Dtype = Literal["float32", "activation"]
 
 
 def _rotation(name: str, dtype: _Dtype) -> Recipe:
-    return Recipe(name, (*_products(dtype), Step("y0", "sub", "x0c", "x1s", dtype), Step("y1", "add", "x1c", "x0s", dtype)))
+    sums = (Step("y0", "sub", "x0c", "x1s", dtype), Step("y1", "add", "x1c", "x0s", dtype))
+    return Recipe(name, (*_products(dtype), *sums))
 
 
 def _transposed(name: str, dtype: _Dtype) -> Recipe:
-    return Recipe(name, (*_products(dtype), Step("y0", "add", "x0c", "x1s", dtype), Step("y1", "sub", "x1c", "x0s", dtype)))
+    sums = (Step("y0", "add", "x0c", "x1s", dtype), Step("y1", "sub", "x1c", "x0s", dtype))
+    return Recipe(name, (*_products(dtype), *sums))
 
 
 def _transposed_onto_zeros(name: str, dtype: _Dtype) -> Recipe:

@@ -158,7 +158,8 @@ class _Block:
     @property
     def pairs(self) -> int:
         heads = self.rotation.x.shape[2]
-        return (self.tokens.stop - self.tokens.start) * heads * self.rotation.cos.shape[-1]
+        tokens: int = self.tokens.stop - self.tokens.start
+        return tokens * heads * self.rotation.cos.shape[-1]
 
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x0, x1, c and s, flat, in fp64."""
@@ -177,9 +178,9 @@ class _Block:
         only = replace(self, tokens=slice(self.tokens.start + token, self.tokens.start + token + 1))
         x0, x1, c, s = (float(v[head * lanes + lane]) for v in only.operands())
         low, high = members.low[flat], members.high[flat]
-        ends = (float(from_key(k.reshape(1), values.dtype)) if low <= high else float("nan") for k in (low, high))
+        least, greatest = (float(from_key(k.reshape(1), values.dtype)) if low <= high else float("nan") for k in (low, high))
         return Point(
-            (self.batch, self.tokens.start + token, head, channel), lane, output, x0, x1, c, s, *ends,
+            (self.batch, self.tokens.start + token, head, channel), lane, output, x0, x1, c, s, least, greatest,
             strict=float(members.strict[flat]), got=float(values[flat]),
             outside_by=int(members.outside_by(values)[flat]) if low <= high else 0,
         )  # fmt: skip

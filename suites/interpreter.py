@@ -3,7 +3,8 @@
 Measured with triton 3.6 and 3.9: the interpreter truncates fp32 to bf16, which makes half of all values wrong,
 mishandles subnormal bf16, and computes with the raw integer of a bf16 in arithmetic, in comparisons and in
 conversions to other types than fp32. Every interpreted candidate is judged with the exact round-to-nearest-even
-conversions below, and the provenance records it. Reductions of bf16 (``tl.sum``) stay as upstream has them. ``tests/suites/test_interpreter.py`` says when upstream no longer needs this.
+conversions below, and the provenance records it. Reductions of bf16 (``tl.sum``) stay as upstream has them.
+``tests/suites/test_interpreter.py`` says when upstream no longer needs this.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def float32_to_bfloat16(values: npt.NDArray[np.float32], *, truncate: bool = Fal
         with np.errstate(over="ignore"):
             raw = raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))
     rounded = (raw >> np.uint32(16)).astype(np.uint16)
-    return np.where(nan, np.uint16(0x7FFF), rounded)
+    return np.where(nan, np.uint16(0x7FFF), rounded).astype(np.uint16)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from torch import Tensor
 from .candidates import Candidate, described
 
 
-class CandidateFault(Exception):
+class CandidateFault(Exception):  # noqa: N818 - it is no error of the judge's
     """The candidate raised, or returned something that is no output at all. The message is one sentence."""
 
 

@@ -75,7 +75,7 @@ def by_length(rows: Rows) -> list[Tensor]:
 
 def chunked(calls: list[Tensor]) -> list[Tensor]:
     """Every call cut along its sequence into calls of 7 tokens, the last one shorter."""
-    return [chunk for call in calls for chunk in call.split(7, dim=1)]
+    return [chunk for call in calls for chunk in torch.split(call, 7, dim=1)]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Layout:
     calls: tuple[Callable[..., list[Tensor]], ...]
 
     def arrange(self, lengths: Sequence[int]) -> list[Tensor]:
-        """The calls, each int64 [B, S, 2], for samples of ``lengths``. Raises ValueError for a lost or doubled token."""
+        """The calls, each int64 [B, S, 2], for samples of ``lengths``. Raises ValueError for a token lost or doubled."""
         rows = samples(lengths)
         for step in self.rows:
             rows = step(rows)
@@ -97,7 +97,8 @@ class Layout:
         found = torch.cat([call.reshape(-1, 2) for call in calls])
         found = found[found[:, 0] != PADDING]
         expected = torch.cat(samples(lengths))
-        if len(found) != len(expected) or not torch.equal(found.unique(dim=0), expected.unique(dim=0)):
+        one, other = (torch.unique(tokens, dim=0) for tokens in (found, expected))
+        if len(found) != len(expected) or not torch.equal(one, other):
             raise ValueError(f"layout {self.name} loses or doubles a token of lengths {tuple(lengths)}")
         return calls
 

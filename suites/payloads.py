@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ropecheck.oracle.floats import format_of
+from ropecheck.oracle.floats import bits, format_of
 from ropecheck.oracle.pairing import Pairing
 
 
@@ -97,36 +97,112 @@ def magnitudes(slots: Slots) -> Tensor:
     return (slots.random(*slots.shape).clamp(-4, 4).double() * scale).to(slots.dtype)
 
 
-_TRIES = 1 << 13
+_TRIES = {"near": 1 << 12, "table": 1 << 11, "form": 1 << 8}
 
 
 def hard_to_round(slots: Slots) -> Tensor:
-    """For every lane, the pair out of 8,192 whose rotated member lies nearest to an output boundary.
+    """For every lane, pairs whose rotated member lies next to an output boundary, found by search.
 
-    A boundary is the midpoint of two neighbours of the output dtype. The first and the second member take turns
-    from token to token. A table off by one fp32 ulp moves a bf16 result by about 2^-15 of its spacing: with this
-    many tries most lanes hold a point that near to a boundary.
+    A boundary is the midpoint of two neighbours of the output dtype. From head to head the first and the second
+    member take turns, and of each in turn
+
+    * the pair out of 4,096 whose member lies nearest to a boundary: it sees any small relative error;
+    * two pairs whose products nearly cancel, with a boundary between what the given tables can make of them, however
+      contracted, and what they can with the cosine (the sine, for the second member) one fp32 ulp larger, or smaller;
+    * a pair of which the contraction changes the result: it tells the forms of evaluation apart.
+
+    A table off by one fp32 ulp moves a bf16 result by about 2^-15 of its spacing, and by 2^-7 where the products
+    cancel to 2^-8. Eight heads hold every kind for each lane and token. The search knows the recipe with one
+    rounding; for others its points are ordinary ones.
     """
-    batch, length, heads, lanes = slots.halves
-    cos, sin = (t.double().expand(batch, length, lanes) for t in (slots.cos, slots.sin))
-    first, second = (torch.empty(slots.halves, dtype=slots.dtype) for _ in range(2))
-    for b in range(batch):
-        for t in range(length):
-            for h in range(heads):
-                pairs = slots.random(2, _TRIES, lanes).to(slots.dtype)
-                x0, x1 = pairs.double()
-                c, s = cos[b, t], sin[b, t]
-                exact = x0 * c - x1 * s if t % 2 == 0 else x1 * c + x0 * s
-                best = _from_boundary(exact, slots.dtype).argmin(dim=0, keepdim=True)
-                first[b, t, h], second[b, t, h] = pairs[0].gather(0, best)[0], pairs[1].gather(0, best)[0]
+    cos, sin = (t.expand(slots.halves[0], *t.shape[-2:]) for t in (slots.cos, slots.sin))
+    first, second = (torch.zeros(slots.halves, dtype=slots.dtype) for _ in range(2))
+    for head in range(slots.shape[2]):
+        of_first = head % 2 == 0
+        # y0 = x0 c - x1 s and y1 = x1 c + x0 s: both are p u + q w.
+        u, w = cos, -sin if of_first else sin
+        kind = head // 2 % 4
+        if kind == 0:
+            p, q = _near(slots, u, w)
+        elif kind == 3:
+            p, q = _form(slots, u, w)
+        else:
+            # The magnitude of w shrinks where that of u grows.
+            p, q = _table(slots, u, w, grow=1 if (kind == 1) == of_first else -1, watched=0 if of_first else 1)
+        first[:, :, head], second[:, :, head] = (p, q) if of_first else (q, p)
     return slots.lanes(first, second, slots.tail())
 
 
-def _from_boundary(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distance of fp64 ``exact`` from the nearest midpoint of two neighbours of ``dtype``, in their spacing."""
-    precision = format_of(dtype).precision
-    mantissa, _ = torch.frexp(exact)
-    return (mantissa.abs() * 2.0**precision % 1.0 - 0.5).abs()
+def _near(slots: Slots, u: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """(p, q), each [B, S, R / 2]: the tries with p u + q w nearest to a boundary."""
+    p, q = torch.empty_like(u, dtype=slots.dtype), torch.empty_like(u, dtype=slots.dtype)
+    precision = format_of(slots.dtype).precision
+    for row in range(u.shape[0]):
+        for token in range(u.shape[1]):
+            tries = slots.random(2, _TRIES["near"], u.shape[-1]).to(slots.dtype)
+            mantissa, _ = torch.frexp(tries[0].double() * u[row, token] + tries[1].double() * w[row, token])
+            score = -(mantissa.abs() * 2.0**precision % 1.0 - 0.5).abs()
+            p[row, token], q[row, token] = _best(tries[0], tries[1], score)
+    return p, q
+
+
+def _table(slots: Slots, u: Tensor, w: Tensor, grow: int, watched: int) -> tuple[Tensor, Tensor]:
+    """(p, q): every form of p u + q w rounds below every form with |u| ``grow`` ulp, or |w| ``-grow`` ulp, larger.
+
+    Of the two tables the ``watched`` one counts more.
+    """
+    p, q = _cancelling(slots, u, w, _TRIES["table"], grow)
+    high = torch.stack(_forms(p, q, u, w)).amax(0).to(slots.dtype)
+    score = torch.zeros(p.shape, dtype=torch.int32)
+    for table, (u_off, w_off) in enumerate(((_grown(u, grow), w), (u, _grown(w, -grow)))):
+        low = torch.stack(_forms(p, q, u_off, w_off)).amin(0).to(slots.dtype)
+        score += (high < low) * (2 if table == watched else 1)
+    return _best(p, q, score)
+
+
+def _form(slots: Slots, u: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """(p, q): without contraction p u + q w rounds to another value than contracted, in most of the ways to do so."""
+    p, q = _cancelling(slots, u, w, _TRIES["form"], 1)
+    separate, *contracted = (form.to(slots.dtype) for form in _forms(p, q, u, w))
+    return _best(p, q, torch.stack([form != separate for form in contracted]).sum(0))
+
+
+def _forms(p: Tensor, q: Tensor, u: Tensor, w: Tensor) -> list[Tensor]:
+    """fp32 p u + q w: without contraction, with either product exact, and with both exact."""
+    a, b = p.double() * u, q.double() * w
+    narrow_a, narrow_b = a.float().double(), b.float().double()
+    return [left + right for left, right in ((narrow_a, narrow_b), (a, narrow_b), (narrow_a, b), (a, b))]
+
+
+def _cancelling(slots: Slots, u: Tensor, w: Tensor, tries: int, sign: int) -> tuple[Tensor, Tensor]:
+    """Random (p, q), each [tries, B, S, R / 2], with p u of ``sign`` and q w nearly its negative.
+
+    The sum's spacing is then about 2^-16 of a product: above what rounding a product to fp32 costs, and as little
+    above it as leaves most tries with one admissible value.
+    """
+    shape = (tries, *u.shape)
+    draw = (1 + torch.rand(shape, generator=slots.generator, dtype=torch.float64)) * 2.0**12
+    free = draw.to(slots.dtype)
+    swap = u.abs() < w.abs()
+    large, small = torch.where(swap, w, u).double(), torch.where(swap, u, w).double()
+    # bf16 has few neighbours to choose from: several degrees of cancellation hold more of them than one.
+    degree = min(format_of(slots.dtype).precision, 12) - 16 + 4 * torch.rand(shape, generator=slots.generator)
+    apart = torch.exp2(degree) * slots.random(*shape)
+    # The larger factor takes the smaller member.
+    derived = (-free.double() * small / large * (1 + apart)).to(slots.dtype)
+    p, q = torch.where(swap, free, derived), torch.where(swap, derived, free)
+    turn = torch.where((p.double() * u >= 0) == (sign > 0), 1, -1).to(slots.dtype)
+    return p * turn, q * turn
+
+
+def _grown(table: Tensor, by: int) -> Tensor:
+    """``table`` with each magnitude moved by ``by`` of its own ulp."""
+    return (bits(table) + by).view(table.dtype)
+
+
+def _best(p: Tensor, q: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
+    best = score.argmax(dim=0, keepdim=True)
+    return p.gather(0, best)[0], q.gather(0, best)[0]
 
 
 PAYLOADS: dict[str, Callable[[Slots], Tensor]] = {

@@ -76,8 +76,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     option = metafunc.config.getoption
     selection = Selection(
-        option("--plan"), option("--contract"), option("--judgement"), option("--on"), option("--dtype"), option("--case")
-    )
+        option("--plan"), option("--contract"), option("--judgement"), option("--on"), option("--dtype"),
+        option("--case"),
+    )  # fmt: skip
     try:
         check_selection(selection)
         candidates = [c for specification in option("--candidate") for c in load_candidates(specification)]
@@ -159,7 +160,7 @@ class VerdictCollector:
 
         if not _is_question(report.nodeid):
             return
-        properties = dict(report.user_properties)
+        properties: dict[str, Any] = dict(report.user_properties)
         if report.when == "call" and _PROPERTY in properties:
             self._add(Verdict.from_json(json.loads(properties[_PROPERTY])))
         elif report.when not in ("setup", "call", "teardown"):

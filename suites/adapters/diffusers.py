@@ -16,9 +16,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     table = torch.complex(cos, sin)
     if table.dim() == 2:
-        return apply_rotary_emb_qwen(x, table, use_real=False)
+        rotated: Tensor = apply_rotary_emb_qwen(x, table, use_real=False)
+        return rotated
     # The vendor takes one table for all samples. Not x[b]: the backward of a slice adds zeros, which clears -0.
-    return torch.cat([apply_rotary_emb_qwen(row, t, use_real=False) for row, t in zip(x.split(1), table, strict=True)])
+    rows = zip(torch.split(x, 1), table, strict=True)
+    return torch.cat([apply_rotary_emb_qwen(row, t, use_real=False) for row, t in rows])
 
 
 CANDIDATES = [

@@ -30,7 +30,9 @@ _CLAIMS = ("vjp", "strict", "strided", "any-shape", "conjugate", "refusals")
 _NO_TRITON = "" if importlib.util.find_spec("triton") else "triton is not installed"
 
 
-def _rotation(pairing: Literal["adjacent", "half-split"], backend: Literal["triton", "reference"]) -> Callable[..., Any]:
+def _rotation(
+    pairing: Literal["adjacent", "half-split"], backend: Literal["triton", "reference"]
+) -> Callable[..., Any]:
     def run(x: Tensor, cos: Tensor, sin: Tensor, *, conjugate: bool = False) -> Tensor:
         return multi_axis_rope(x, cos, sin, pairing=pairing, conjugate=conjugate, backend=backend)
 

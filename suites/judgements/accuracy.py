@@ -46,7 +46,7 @@ _STANDARD = (
     Inputs(length=255, heads=1, payload="basis-second", positions="ramp"),
     Inputs(batch=2, length=13, payload="special", table="per-sample"),
     Inputs(batch=2, length=16, payload="magnitudes"),
-    Inputs(length=5, heads=1, payload="hard-to-round", positions="ramp"),
+    Inputs(length=3, heads=8, payload="hard-to-round", positions="ramp"),
     Inputs(batch=2, length=19, positions="far", table="per-sample"),
     Inputs(batch=2, heads=1, table_view="misaligned"),
     Inputs(batch=2, table_view="end-of-allocation", table="per-sample"),
@@ -68,7 +68,7 @@ _STANDARD = (
 _FULL = (
     *(Inputs(batch=2, length=37, heads=5, payload=p, table="per-sample") for p in ("random", "special", "magnitudes")),
     *(Inputs(batch=2, length=1024, heads=1, payload=p, positions="ramp") for p in ("basis-first", "basis-second")),
-    Inputs(length=29, heads=2, payload="hard-to-round", positions="ramp"),
+    Inputs(length=29, heads=8, payload="hard-to-round", positions="ramp"),
     Inputs(batch=2, length=4096 // 8, heads=24, table="per-sample"),
     *(Inputs(batch=2, head_dim=d, rotary_dim=r) for d in (16, 64, 96, 192) for r in (d, d // 2, d // 4)),
 )

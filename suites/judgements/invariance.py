@@ -74,7 +74,8 @@ class _Logical:
             # Rows at the same coordinates share one table, as a batch of equal images does.
             where = gather(self.positions, index, PADDING)
             shared = bool((where == where[:1]).all())
-            cos, sin = (gather(t, index, padding)[0 if shared else slice(None)].to(device) for t in (self.cos, self.sin))
+            rows = 0 if shared else slice(None)
+            cos, sin = (gather(t, index, padding)[rows].to(device) for t in (self.cos, self.sin))
             if backward:
                 got = vjp(candidate, x, cos, sin, gradient, conjugate=conjugate)
             else:

@@ -80,6 +80,7 @@ def verdict_of(comparison: Comparison, operands: Operands, recipe: Recipe) -> Fi
         parts.append(f"{comparison.outside} of {comparison.elements} elements ({share:.3g} %) are not admissible")
     if comparison.tail_changed:
         parts.append(f"{comparison.tail_changed} pass-through elements changed")
+    facts["worst elements"] = [element(operands, point) for point in comparison.worst]
     return failed("; ".join(parts), worst, **facts)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -65,7 +66,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     allowed = tensors * given.x.view.numel() * given.x.view.element_size()
     if case.device == "cpu":
         allocated = _allocated_on_cpu(call)
-        facts: dict[str, object] = {"bytes allocated": allocated, "bytes of outputs": allowed}
+        facts: dict[str, Any] = {"bytes allocated": allocated, "bytes of outputs": allowed}
     else:
         contiguous = build(replace(case, inputs=replace(case.inputs, x_view="contiguous", gradient_view="contiguous",
                                                         table_view="contiguous")), seed)  # fmt: skip
@@ -85,7 +86,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
 def _allocated_on_cpu(call: Callable[[], torch.Tensor]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = call()
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    results = profiler.profiler.kineto_results
     del kept
     return sum(max(0, event.nbytes()) for event in results.events() if event.name() == "[memory]")
 
@@ -101,7 +102,7 @@ def _measured_on_cuda(call: Callable[[], torch.Tensor]) -> tuple[int, list[str]]
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         call()
         torch.cuda.synchronize()
-    device = torch.autograd.DeviceType.CUDA
+    device = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]  # public, though not in __all__
     return allocated, [event.name for event in profiler.events() or [] if event.device_type == device]
 
 

@@ -64,7 +64,8 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
             forward(candidate, *operands)
         if cuda:
             torch.cuda.synchronize()
-    kernels = [e.name for e in profiler.events() if e.device_type.name == "CUDA"] if cuda else launched_kernels()
+    events = profiler.events() or [] if profiler is not None else []
+    kernels = [e.name for e in events if e.device_type.name == "CUDA"] if cuda else launched_kernels()
     facts: dict[str, Any] = {
         "kernels": sorted(set(kernels)),
         "sources": source_hashes(candidate),
@@ -96,7 +97,8 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
 def source_hashes(candidate: Candidate) -> dict[str, str | None]:
     """SHA-256 of the file that defines ``run`` and of each declared source; None for one that does not exist."""
     module = candidate.module
-    own = Path(module.__file__) if module is not None and getattr(module, "__file__", None) else None
+    file = getattr(module, "__file__", None)
+    own = Path(file) if file else None
     hashes: dict[str, str | None] = {}
     if own is not None and own.is_file():
         hashes[own.name] = hashlib.sha256(own.read_bytes()).hexdigest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -53,14 +54,16 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
 def uninitialised_memory_is_nan() -> Iterator[None]:
     """Within the block torch fills what it allocates without a value; NaN for floats."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    # Any: the module's attributes are properties that type checkers do not see.
+    fills: Any = torch.utils.deterministic
+    filled = fills.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    fills.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        fills.fill_uninitialized_memory = filled
 
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
@@ -82,7 +85,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     changed = {name: placed.changed_bytes() for name, placed in watched.items()}
     expected = rotate_strict(given.vjp() if backward else given.rotation())
     unwritten = got.isnan() & ~expected.isnan()
-    facts = {"bytes changed": changed, "elements": got.numel(), "NaN or unwritten": int(unwritten.sum())}
+    facts: dict[str, Any] = {"bytes changed": changed, "elements": got.numel(), "NaN or unwritten": int(unwritten.sum())}
     for name, count in changed.items():
         if count:
             return failed(f"{count} bytes of {name}'s storage (guard bands included) changed", **facts)

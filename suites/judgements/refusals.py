@@ -63,7 +63,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         return failed(f"accepted {case.variant}: returned {type(result).__name__} {shape}")
     changed = {name: placed.changed_bytes() for name, placed in given.placed().items()}
     message = str(refusal)
-    facts = {"error": type(refusal).__name__, "message": message[:300]}
+    facts: dict[str, Any] = {"error": type(refusal).__name__, "message": message[:300]}
     if any(changed.values()):
         return failed("refused, but inputs were changed before", **facts)
     if not re.search(rf"\b({argument})\b", message):

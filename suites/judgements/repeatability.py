@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -64,7 +65,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     forced = case.variant.removeprefix(_FORCE) if case.variant.startswith(_FORCE) else ""
     first = _call(candidate, given, case.variant).clone()
     calls = 2 if forced else int(case.variant.partition("calls=")[2])
-    facts = {"calls": calls, "elements": first.numel()}
+    facts: dict[str, Any] = {"calls": calls, "elements": first.numel()}
     with candidate.configs[forced]() if forced else nullcontext():
         for number in range(2, calls + 1):
             if number == calls:

@@ -20,11 +20,11 @@ from ..invocation import forward, vjp
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement, first_of, shown
 
-_SMOKE = (Inputs(length=64), Inputs(length=5, heads=1, payload="hard-to-round", positions="ramp"))
+_SMOKE = (Inputs(length=64), Inputs(length=3, heads=8, payload="hard-to-round", positions="ramp"))
 _STANDARD = (
     Inputs(length=64),
     Inputs(batch=2, length=16, heads=5, table="per-sample"),
-    Inputs(length=5, heads=1, payload="hard-to-round", positions="ramp"),
+    Inputs(length=3, heads=8, payload="hard-to-round", positions="ramp"),
     Inputs(length=16, payload="magnitudes"),
     Inputs(length=13, payload="special"),
     Inputs(length=255, heads=1, payload="basis-first", positions="ramp"),
@@ -69,7 +69,8 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         "got": shown(float(got[index])),
     }
     forms = " and ".join(comparison.fingerprint) or "no single form"
-    reason = f"{facts['unlike']} of {facts['elements']} elements are not the strict bytes; {forms} reproduces all of them"
+    unlike = f"{facts['unlike']} of {facts['elements']} elements are not the strict bytes"
+    reason = f"{unlike}; {forms} reproduces all of them"
     return failed(reason, worst, **facts)
 
 

@@ -20,14 +20,14 @@ from ropecheck.oracle.positions import CentredGrid
 
 RECORDED = json.loads((Path(str(pins_module.__file__)).parent / "pins.json").read_text())
 EXAMPLES = RECORDED["qwen-image"]["worked_examples"]
-NAMES = ["hf-llama", "hf-vision-2d", "qwen-image"]
+NAMES = ["hf-llama", "hf-vision-2d", "neox", "qwen-image"]
 
 
 def test_registry_lists_itself() -> None:
     """Each contract is found under its own name and an unknown name lists the known ones in one sentence."""
     assert sorted(CONTRACTS) == NAMES
     assert all(contract(name).name == name for name in NAMES)
-    with pytest.raises(ValueError, match="unknown contract 'qwen'; known contracts are hf-llama, hf-vision-2d, qwen-"):
+    with pytest.raises(ValueError, match="unknown contract 'qwen'; known contracts are hf-llama, hf-vision-2d, neox, "):
         contract("qwen")
 
 

@@ -1,0 +1,133 @@
+"""``ropecheck contracts``, ``judgements`` and ``doctor``: what there is, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from ropecheck.oracle.contracts import CONTRACTS, contract
+from ropecheck.oracle.pins import check_pins, pin, pinned
+from ropecheck.suites.candidates import CLAIMS, DTYPES, Candidate
+from ropecheck.suites.judgements import JUDGEMENTS
+
+from .environment import parts, python_command, record
+
+
+def contracts() -> list[dict[str, Any]]:
+    """Every contract with its five choices and what it is pinned to."""
+    rows = []
+    for name, own in CONTRACTS.items():
+        releases = pin(name).releases if name in pinned() else ()
+        rows.append(
+            {
+                "name": name,
+                "summary": own.summary,
+                "family": own.family,
+                "positions": type(own.positions).__name__,
+                "frequencies": type(own.frequencies).__name__,
+                "axes": dict(zip(own.positions.axes, own.lanes.dims, strict=True)),
+                "pairing": own.pairing.name,
+                "head dim": own.head_dim,
+                "table dtype": own.table_dtype,
+                "forward recipe": own.forward.name,
+                "backward recipe": own.backward.name,
+                "source": own.source,
+                "pinned releases": list(releases),
+            }
+        )
+    return rows
+
+
+def contract_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="contracts", title_justify="left", show_lines=True)
+    for column in ("name", "pairing", "axes (channels)", "table", "recipes", "pinned to"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        axes = " ".join(f"{name}:{dims}" for name, dims in row["axes"].items())
+        releases = row["pinned releases"]
+        pinned = f"{row['source']}" + (f"\n{len(releases)} releases recorded" if releases else "")
+        recipes = f"forward: {row['forward recipe']}\nbackward: {row['backward recipe']}"
+        table.add_row(row["name"], row["pairing"], axes, row["table dtype"], recipes, escape(pinned))
+    return table
+
+
+def checked_pins(names: Sequence[str]) -> list[dict[str, Any]]:
+    """The reports of executing each pinned contract's vendor symbols; unpinned contracts have none."""
+    return [asdict(check_pins(contract(name))) for name in names if name in pinned()]
+
+
+def judgements(plan: str) -> list[dict[str, Any]]:
+    """Every judgement: its claim, what it asks, and its cases in ``plan`` for a candidate that claims everything
+    and for one that claims only what the judgement needs, by dtype."""
+    rows = []
+    for judgement in JUDGEMENTS.values():
+        counts = {}
+        for kind, claims in (("everything", tuple(CLAIMS)), ("least", (judgement.claim,) if judgement.claim else ())):
+            probe = Candidate("counting", "qwen-image", lambda *_: None, provides=claims)
+            counts[kind] = {
+                dtype: sum(1 for _ in judgement.cases(probe, "cuda", dtype, plan)) for dtype in DTYPES
+            }
+        asks = " ".join((judgement.asks or "").split())
+        rows.append({"name": judgement.name, "claim": judgement.claim, "asks": asks, "cases": counts})
+    return rows
+
+
+def judgement_table(rows: Sequence[dict[str, Any]], plan: str) -> Table:
+    table = Table(title=f"judgements, and their cases in plan {plan} for qwen-image", title_justify="left", show_lines=True)
+    table.add_column("judgement")
+    table.add_column("asked of")
+    for dtype in DTYPES:
+        table.add_column(dtype, justify="right")
+    table.add_column("asks", overflow="fold")
+    for row in rows:
+        least, everything = row["cases"]["least"], row["cases"]["everything"]
+        cells = [str(n) if n == everything[d] else f"{n} to {everything[d]}" for d, n in least.items()]
+        table.add_row(row["name"], f"claim {row['claim']}" if row["claim"] else "all", *cells, escape(row["asks"]))
+    return table
+
+
+def doctor() -> dict[str, Any]:
+    """The environment, and what this machine lacks."""
+    return {"environment": record(), "parts": [asdict(part) for part in parts()]}
+
+
+def doctor_table(found: dict[str, Any]) -> Table:
+    env = found["environment"]
+    title = f"ropecheck {env['ropecheck']}, Python {env['python']}, torch {env['torch']}"
+    table = Table(title=title, title_justify="left")
+    for column in ("part", "found", "without it"):
+        table.add_column(column, overflow="fold")
+    for part in found["parts"]:
+        have = f"[green]{escape(part['found'])}[/]" if part["found"] else "[yellow]absent[/]"
+        table.add_row(part["name"], have, "" if part["found"] else escape(part["without"]))
+    return table
+
+
+
+class PinCheck:
+    """Pins executed in a process of their own while the suites run."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = [name for name in names if name in pinned()]
+        self.process = None
+        if self.names:
+            command = [*python_command("ropecheck.ci"), "contracts", "--check", "--json", *self.names]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Wait for the process and return its reports. A process that fails to answer is a missing pin."""
+        if self.process is None:
+            return []
+        answer, _ = self.process.communicate()
+        try:
+            reports: list[dict[str, Any]] = json.loads(answer)["pins"]
+        except ValueError:
+            unknown = {"package": "", "release": None, "cases": 0, "first_unequal": None, "state": "missing"}
+            return [{"contract": name, **unknown} for name in self.names]
+        return reports

@@ -1,0 +1,183 @@
+"""What a person reads at the end of a run: the matrix, the failures with all that is needed to look into them."""
+
+from __future__ import annotations
+
+import shlex
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ropecheck.suites.judgements import JUDGEMENTS
+from ropecheck.suites.verdicts import Verdict, count
+
+_STYLES = {"pass": "green", "fail": "bold red", "blocked": "yellow", "not-applicable": "dim"}
+_SHOWN_PER_CELL = 2
+
+
+def matrix(verdicts: Sequence[Verdict]) -> Table:
+    """Judgement x candidate. A cell says, for each device, how many cases passed, failed and were blocked."""
+    table = Table(title="cases passed, by judgement and candidate", title_justify="left", show_lines=True)
+    table.add_column("judgement", no_wrap=True)
+    candidates = sorted({v.candidate for v in verdicts})
+    for name in candidates:
+        table.add_column(escape(name.replace("/", "/\n")), overflow="fold", min_width=10)
+    devices = sorted({v.device for v in verdicts})
+    cells: dict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
+    for v in verdicts:
+        cells[v.judgement, v.candidate, v.device].append(v)
+    for judgement in (name for name in JUDGEMENTS if any(v.judgement == name for v in verdicts)):
+        table.add_row(judgement, *(_cell(cells, judgement, name, devices) for name in candidates))
+    return table
+
+
+def _cell(cells: dict[tuple[str, str, str], list[Verdict]], judgement: str, candidate: str, devices: list[str]) -> str:
+    lines = []
+    for device in devices:
+        if found := cells.get((judgement, candidate, device)):
+            lines.append(f"{device} {_totals(found)}" if len(devices) > 1 else _totals(found))
+    return "\n".join(lines)
+
+
+def _totals(verdicts: Sequence[Verdict]) -> str:
+    totals = {name: n for name, n in count(verdicts).items() if n}
+    if set(totals) == {"pass"}:
+        return f"[green]{totals['pass']}[/]"
+    if set(totals) == {"not-applicable"}:
+        return "[dim]n/a[/]"
+    if set(totals) == {"blocked"} and not verdicts[0].dtype:
+        return "[yellow]blocked[/]"
+    return ", ".join(f"[{_STYLES[name]}]{n} {name}[/]" for name, n in totals.items())
+
+
+def failures(verdicts: Sequence[Verdict], specifications: dict[str, str]) -> list[str]:
+    """For each failing cell its worst cases: element, admissible values, what came, and how to see it again."""
+    cells: dict[tuple[str, str, str, str], list[Verdict]] = defaultdict(list)
+    for v in verdicts:
+        if v.verdict == "fail":
+            cells[v.candidate, v.judgement, v.device, v.dtype].append(v)
+    texts = []
+    for (candidate, judgement, device, dtype), failed in sorted(cells.items()):
+        failed.sort(key=badness, reverse=True)
+        title = f"[bold red]fail[/] [bold]{escape(candidate)}: {judgement}, {dtype or 'any dtype'} on {device}[/]"
+        body = [described(v, specifications.get(candidate, "")) for v in failed[:_SHOWN_PER_CELL]]
+        if (more := len(failed) - _SHOWN_PER_CELL) > 0:
+            body.append(f"[dim]and {more} more cases of this cell (--out DIR keeps them all)[/]")
+        texts.append("\n".join([title, *body]))
+    return texts
+
+
+def badness(verdict: Verdict) -> float:
+    """How far outside a failing case is: its worst element's distance, else the share of wrong elements."""
+    distance = float((verdict.worst or {}).get("outside_by_ulp", 0))
+    wrong = float(verdict.facts.get("outside", verdict.facts.get("unlike", 0)) or 0)
+    return distance or wrong / max(1.0, float(verdict.facts.get("elements", 1) or 1))
+
+
+def described(verdict: Verdict, specification: str) -> str:
+    """A case in full, as text for a person."""
+    lines = [escape(verdict.case), f"  {escape(verdict.reason)}"]
+    if verdict.worst:
+        lines += [f"  {line}" for line in element(verdict.worst)]
+    if fingerprint := verdict.facts.get("fingerprint"):
+        lines.append(f"  every element is reproduced by: {escape(', '.join(fingerprint))}")
+    lines.append(f"  oracle level {verdict.level}, seed {verdict.seed}")
+    lines.append(f"  [cyan]{escape(again(verdict, specification))}[/]")
+    return "\n".join(lines)
+
+
+def element(worst: Any) -> list[str]:
+    """The worst element on a few lines."""
+    where = [f"{name} {worst[name]}" for name in ("sample", "token", "head", "lane", "channel", "position") if name in worst]
+    lines = ["worst element: " + escape(", ".join(where))] if where else []
+    if "inputs" in worst:
+        given = ", ".join(f"{name} = {value}" for name, value in worst["inputs"].items())
+        lines.append(escape(f"made from {given}"))
+    if "admissible" in worst:
+        low, high = worst["admissible"]
+        lines.append(escape(f"admissible {low}" if low == high else f"admissible {low} to {high}"))
+    for name in ("strict", "canonical", "got"):
+        if name in worst and not (name == "strict" and "admissible" in worst):
+            lines.append(escape(f"{name} {worst[name]}"))
+    if "outside_by_ulp" in worst:
+        lines[-1] += f", {worst['outside_by_ulp']} ulp outside"
+    return lines
+
+
+def explained(console: Console, verdict: Verdict, specification: str) -> None:
+    """Print one verdict with its facts and its worst elements."""
+    console.print(f"[{_STYLES[verdict.verdict]}]{verdict.verdict}[/] {escape(verdict.candidate)} ({verdict.contract})")
+    console.print(described(verdict, specification), highlight=False, soft_wrap=True)
+    facts = Table(show_header=False, box=None)
+    for name, value in verdict.facts.items():
+        if name != "worst elements":
+            facts.add_row(escape(name), escape(str(value)))
+    console.print(facts)
+    elements = verdict.facts.get("worst elements") or []
+    if elements:
+        table = Table(title="worst elements", title_justify="left")
+        for column in ("sample", "token", "head", "lane", "channel", "position", "admissible", "got", "ulp outside"):
+            table.add_column(column, overflow="fold")
+        for e in elements:
+            cells = [str(e[name]) for name in ("sample", "token", "head", "lane", "channel", "position")]
+            admissible = " to ".join(dict.fromkeys(e["admissible"]))
+            table.add_row(*cells, escape(admissible), escape(e["got"]), str(e["outside_by_ulp"]))
+        console.print(table)
+
+
+def again(verdict: Verdict, specification: str) -> str:
+    """The command that judges this case alone."""
+    words = ["ropecheck", "explain", f"{verdict.case}@{verdict.candidate}"]
+    if specification and not specification.startswith("ropecheck.suites.adapters."):
+        words += ["--candidate", specification]
+    if verdict.seed:
+        words += ["--seed", str(verdict.seed)]
+    return shlex.join(words)
+
+
+def blocked_reasons(verdicts: Sequence[Verdict]) -> list[str]:
+    """One line for each reason that something could not run."""
+    reasons: dict[str, set[str]] = defaultdict(set)
+    numbers: dict[str, int] = defaultdict(int)
+    for v in verdicts:
+        if v.verdict == "blocked":
+            reasons[v.reason].add(v.candidate)
+            numbers[v.reason] += 1
+    return [
+        f"[yellow]blocked[/] {numbers[reason]} cells or cases of {len(names)} candidates: {escape(reason)}"
+        for reason, names in sorted(reasons.items())
+    ]
+
+
+def pin_lines(pins: Sequence[dict[str, Any]]) -> list[str]:
+    """One line for each contract whose pin was checked."""
+    lines = []
+    for report in pins:
+        state, style = report["state"], "green" if report["state"] == "known" else "yellow"
+        if state in ("unequal", "missing"):
+            style = "bold red"
+        release = f"{report['package']} {report['release'] or ''}".strip()
+        detail = f"{report['cases']} cases equal byte for byte" if state in ("known", "drift") else ""
+        if state == "unequal":
+            detail = report["first_unequal"] or ""
+        lines.append(f"pin of {report['contract']}: [{style}]{state}[/] ({escape(release)}) {escape(detail)}".rstrip())
+    return lines
+
+
+def summary(console: Console, verdicts: Sequence[Verdict], pins: Sequence[dict[str, Any]], specifications: dict[str, str]) -> None:
+    """Print everything."""
+    for text in failures(verdicts, specifications):
+        # Unwrapped: a command that is broken over lines cannot be copied.
+        console.print(text + "\n", highlight=False, soft_wrap=True)
+    console.print(matrix(verdicts))
+    for line in (*pin_lines(pins), *blocked_reasons(verdicts)):
+        console.print(line)
+    failed = [v for v in verdicts if v.verdict == "fail"]
+    if failed:
+        worst = max(failed, key=badness)
+        console.print(f"worst case: {escape(worst.case)} of {escape(worst.candidate)}: {escape(worst.reason)}", style="red")
+    totals = count(verdicts)
+    console.print("  ".join(f"[{_STYLES[name]}]{n} {name}[/]" for name, n in totals.items() if n))

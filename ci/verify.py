@@ -1,0 +1,204 @@
+"""Running the suites: one pytest session for each device, watched from outside, with nothing reached ever lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropecheck.suites.inventory import request
+from ropecheck.suites.judging import Selection
+from ropecheck.suites.verdicts import Verdict
+
+from .environment import python_command
+
+SHIPPED = tuple(f"ropecheck.suites.adapters.{name}:CANDIDATES" for name in ("shipped", "diffusers", "transformers"))
+"""What is judged where no candidate is named: our kernels, and the vendors' functions that contracts are pinned to."""
+
+
+class UsageError(ValueError):
+    """The command cannot be carried out as given. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be judged and how."""
+
+    specifications: tuple[str, ...]
+    selection: Selection
+    seed: int = 0
+    workers: int = 1
+    case_limit: float = 120.0
+
+
+@dataclass
+class Outcome:
+    """Everything that a run reached. ``candidates`` is the inventory, ``sessions`` the exit status of each session."""
+
+    candidates: list[dict[str, Any]]
+    verdicts: list[Verdict] = field(default_factory=list)
+    sessions: dict[str, int] = field(default_factory=dict)
+    pins: list[dict[str, Any]] = field(default_factory=list)
+
+
+def sessions_of(selection: Selection) -> Iterator[tuple[str, Selection]]:
+    """(device, selection) of the sessions to run: Triton either interprets or compiles, for a whole process.
+
+    On a machine without a GPU the session of the CPU also says of the other cells that they are blocked.
+    """
+    if not torch.cuda.is_available():
+        yield "cpu", selection
+        return
+    for device in ("cpu", "cuda"):
+        if not selection.devices or device in selection.devices:
+            yield device, replace(selection, devices=(device,))
+
+
+def environment_of(device: str) -> dict[str, str]:
+    """The environment of a session's processes."""
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "TRITON_INTERPRET")}
+    # Workers share the processors: more threads than one each only get in each other's way.
+    env.setdefault("OMP_NUM_THREADS", "1")
+    if device == "cpu":
+        env["TRITON_INTERPRET"] = "1"
+    return env
+
+
+def take_inventory(run: Run, limit: float = 300.0) -> list[dict[str, Any]]:
+    """The candidates, and how many questions each will be asked over all sessions.
+
+    Raises :class:`UsageError` where a candidate file cannot be used, also where it takes its process down.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for device, selection in sessions_of(run.selection):
+        for entry in _inventory(run, device, selection, limit):
+            known = merged.setdefault(entry["name"], {**entry, "questions": 0, "cases": 0})
+            known["questions"] += entry["questions"]
+            known["cases"] += entry["cases"]
+    chosen = [entry for entry in merged.values() if entry["questions"]]
+    if not chosen:
+        raise UsageError("no case matches the candidates, contracts, judgements, devices, dtypes and cases asked for")
+    return chosen
+
+
+def _inventory(run: Run, device: str, selection: Selection, limit: float) -> list[dict[str, Any]]:
+    command = python_command("ropecheck.suites.inventory")
+    where = " or ".join(run.specifications)
+    try:
+        done = subprocess.run(
+            command, input=request(list(run.specifications), selection), capture_output=True, text=True,
+            timeout=limit, env=environment_of(device), check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{where} does not import within {limit:g} s") from None
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        said = f": {done.stderr.strip().splitlines()[-1]}" if done.stderr.strip() else ""
+        raise UsageError(f"{where} takes down the process that imports it (status {done.returncode}){said}") from None
+    if "error" in answer:
+        raise UsageError(answer["error"])
+    candidates: list[dict[str, Any]] = answer["candidates"]
+    return candidates
+
+
+def carry_out(run: Run, folder: Path, outcome: Outcome, tell: Callable[[Verdict], None]) -> None:
+    """Run every session, adding verdicts to ``outcome`` as they are reached and telling each."""
+    for device, selection in sessions_of(run.selection):
+        session = folder / device
+        session.mkdir()
+        with (session / "pytest.log").open("w") as log:
+            process = subprocess.Popen(
+                session_command(run, selection, session), stdout=log, stderr=subprocess.STDOUT,
+                env=environment_of(device), cwd=os.getcwd(),
+            )  # fmt: skip
+            try:
+                for verdict in _reached(session / "verdicts.jsonl", process):
+                    full = _completed(verdict, outcome, run)
+                    outcome.verdicts.append(full)
+                    tell(full)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+        outcome.sessions[device] = process.returncode
+
+
+def session_command(run: Run, selection: Selection, session: Path) -> list[str]:
+    """The pytest command of one session. No configuration of the working directory takes part in it."""
+    chosen = {
+        "--candidate": run.specifications, "--contract": selection.contracts, "--judgement": selection.judgements,
+        "--on": selection.devices, "--dtype": selection.dtypes, "--case": selection.cases,
+    }  # fmt: skip
+    return [
+        *python_command("pytest"), "--pyargs", "ropecheck.suites", "-q", "--tb=no", "-c", os.devnull,
+        "--rootdir", str(session), "-p", "no:cacheprovider", "-n", str(run.workers), "--dist", "worksteal",
+        # A crash costs a worker; how many deaths a candidate may cause is the plugin's business.
+        "--max-worker-restart", "1000000", "--plan", selection.plan, "--seed", str(run.seed),
+        "--case-limit", str(run.case_limit), "--verdicts", str(session), "--junit-xml", str(session / "junit.xml"),
+        *(f"{option}={value}" for option, values in chosen.items() for value in values),
+    ]  # fmt: skip
+
+
+def _reached(lines: Path, process: subprocess.Popen[bytes]) -> Iterator[Verdict]:
+    """Each verdict as its line appears, until the process has ended and every line is read."""
+    position = 0
+    while True:
+        ended = process.poll() is not None
+        if lines.exists():
+            with lines.open() as stream:
+                stream.seek(position)
+                for line in iter(stream.readline, ""):
+                    if not line.endswith("\n"):
+                        break
+                    position = stream.tell()
+                    yield Verdict.from_json(json.loads(line))
+        if ended:
+            return
+        time.sleep(0.2)
+
+
+def _completed(verdict: Verdict, outcome: Outcome, run: Run) -> Verdict:
+    """A verdict that was reached over a dead process does not know its contract and seed."""
+    if verdict.contract:
+        return verdict
+    contract = next((c["contract"] for c in outcome.candidates if c["name"] == verdict.candidate), "")
+    return replace(verdict, contract=contract, seed=run.seed)
+
+
+def exit_status(outcome: Outcome, selection: Selection, unmet: Sequence[Any] | None) -> int:
+    """0 everything required passed, 1 a fail, 3 something required was blocked or not run, 4 the oracle failed.
+
+    ``unmet`` are the cells that a policy requires and does not find passed; None without a policy, when what the
+    devices of this machine can run is required.
+    """
+    if any("judge failed" in v.facts for v in outcome.verdicts):
+        return 4
+    if any(report["state"] in ("unequal", "missing") for report in outcome.pins):
+        return 4
+    if any(v.verdict == "fail" for v in outcome.verdicts) or any(not u.blocked for u in unmet or ()):
+        return 1
+    if unmet is not None and not lost(outcome):
+        return 3 if unmet else 0
+    usable = {"cpu", *(["cuda"] if torch.cuda.is_available() else []), *selection.devices}
+    absent = {c["name"] for c in outcome.candidates if c["unavailable"] and c["specification"] in SHIPPED}
+    blocked = any(v.verdict == "blocked" and v.device in usable and v.candidate not in absent for v in outcome.verdicts)
+    return 3 if blocked or lost(outcome) or without_case(outcome) - absent else 0
+
+
+def without_case(outcome: Outcome) -> set[str]:
+    """Candidates of which no case was executed."""
+    executed = {v.candidate for v in outcome.verdicts if v.verdict in ("pass", "fail")}
+    return {c["name"] for c in outcome.candidates} - executed
+
+
+def lost(outcome: Outcome) -> int:
+    """Questions of the inventory that have no verdict, because a session ended before it reached them."""
+    return sum(c["questions"] for c in outcome.candidates) - len(outcome.verdicts)

@@ -1,0 +1,74 @@
+"""What the tests of the suites share: asking a candidate its questions in this process, and in one of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ropecheck.suites.candidates import Candidate
+from ropecheck.suites.judging import Selection, judge, questions
+from ropecheck.suites.verdicts import Verdict
+
+Ask = Callable[..., list[Verdict]]
+
+
+@pytest.fixture
+def ask() -> Ask:
+    """``ask(candidate, plan, judgements, dtypes, only)``: the verdicts on the CPU, in this process.
+
+    ``only`` keeps the cases whose id contains it. A failure of the judge itself is an error here.
+    """
+
+    def asked(
+        candidate: Candidate,
+        plan: str = "smoke",
+        judgements: tuple[str, ...] = (),
+        dtypes: tuple[str, ...] = (),
+        only: str = "",
+    ) -> list[Verdict]:
+        selection = Selection(plan, judgements=judgements, devices=("cpu",), dtypes=dtypes)
+        verdicts = [judge(candidate, q, seed=0) for q in questions(candidate, selection) if only in q.id]
+        assert verdicts, "no question was asked"
+        troubled = [v for v in verdicts if v.verdict == "blocked"]
+        assert not troubled, troubled[0].reason
+        return verdicts
+
+    return asked
+
+
+@pytest.fixture
+def failing(ask: Ask) -> Callable[..., dict[str, str]]:
+    """``failing(candidate, ...)``: as ``ask``; the judgements with at least one failure, with the first one's reason."""
+
+    def found(candidate: Candidate, *arguments: Any, **keywords: Any) -> dict[str, str]:
+        reasons: dict[str, str] = {}
+        for verdict in ask(candidate, *arguments, **keywords):
+            if verdict.verdict == "fail":
+                reasons.setdefault(verdict.judgement, f"{verdict.case}: {verdict.reason}")
+        return reasons
+
+    return found
+
+
+@pytest.fixture
+def verdicts_of_a_run(tmp_path: Path) -> Callable[..., list[Verdict]]:
+    """``verdicts_of_a_run(source, *options)``: judge the candidate file ``source`` by pytest in another process."""
+
+    def judged(source: str, *options: str) -> list[Verdict]:
+        candidates, directory = tmp_path / "candidates_under_test.py", tmp_path / "verdicts"
+        candidates.write_text(source)
+        command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "ropecheck.suites", "-p", "no:cacheprovider"]
+        command += ["--candidate", str(candidates), "--verdicts", str(directory), "--on", "cpu", *options]
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+        log = directory / "verdicts.jsonl"
+        assert log.exists(), run.stdout + run.stderr
+        return [Verdict.from_json(json.loads(line)) for line in log.read_text().splitlines()]
+
+    return judged
