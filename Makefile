@@ -19,21 +19,23 @@ verify: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 docs: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --constraint constraints/constraints.txt --group docs
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv report build dist site *.egg-info
+	rm -rf .venv report build *.egg-info
 
 # The stamp is written last: an installation that failed or was interrupted is made again.
 $(INSTALLED): pyproject.toml constraints/constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.10 or newer is needed, and '$(PYTHON)' is not found: name one with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1): name another with make PYTHON=..." >&2; exit 1; }
+	@echo 'Installing into .venv, once: torch alone is a large download.'
+	@rm -f $@
 	$(PYTHON) -m venv .venv
-	rm -f $@
 	$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) $(PIP)
-	$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --constraint constraints/constraints.txt --group dev --editable ".[triton,flint,vendors]"
+	$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --constraint constraints/constraints.txt \
+		--group dev --editable ".[triton,flint,vendors]"
 	@touch $@

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,7 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ropecheck {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, function: Callable[[argparse.Namespace], int], text: str, **more: Any) -> argparse.ArgumentParser:
+    def command(
+        name: str, function: Callable[[argparse.Namespace], int], text: str, **more: Any
+    ) -> argparse.ArgumentParser:
         sub: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, **more)
         sub.set_defaults(command=function)
         sub.add_argument("--json", action="store_true", help="print JSON for a machine")
@@ -136,6 +139,7 @@ def _verify(options: argparse.Namespace) -> int:
         tuple(options.candidates) or SHIPPED, selection, options.seed, options.workers, options.case_limit
     )
     console = _console(stderr=options.json)
+    started = datetime.now(timezone.utc)
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out.absolute() if options.out else Path(scratch) / "report"
         folder = prepare(out)
@@ -147,7 +151,9 @@ def _verify(options: argparse.Namespace) -> int:
         missing = list(unmet(requirements, outcome.verdicts)) if requirements is not None else None
         status = exit_status(outcome, selection, missing)
         settings = {"candidates": run.specifications, "selection": asdict(selection), "seed": run.seed,
-                    "workers": run.workers, "exit status": status, "inventory": outcome.candidates}  # fmt: skip
+                    "workers": run.workers, "exit status": status, "inventory": outcome.candidates,
+                    "started": started.isoformat(timespec="seconds"),
+                    "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1)}  # fmt: skip
         evidence = document(outcome.verdicts, record(), outcome.pins, settings)
         if options.out:
             close(folder, out, evidence)

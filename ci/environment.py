@@ -39,7 +39,9 @@ def parts() -> list[Part]:
     """Everything optional that this machine has or lacks."""
     return [
         Part("GPU", gpus() or None, "kernels run on the CPU only; every cuda cell is blocked"),
-        Part("triton", version_of("triton"), "Triton kernels are blocked, also interpreted; backend='triton' is refused"),
+        Part(
+            "triton", version_of("triton"), "Triton kernels are blocked, also interpreted; backend='triton' is refused"
+        ),
         Part("nvcc", _nvcc(), "CUDA sources cannot be compiled"),
         Part("python-flint", version_of("python-flint"), "cases are certified by mpmath, about ten times slower"),
         Part("diffusers", version_of("diffusers"), "the pins of qwen-image cannot be executed"),
@@ -64,6 +66,7 @@ def _nvcc() -> str | None:
 
 def record() -> dict[str, Any]:
     """The environment as evidence holds it."""
+    packages = ("triton", "numpy", "mpmath", "python-flint", "diffusers", "transformers", "pytest")
     return {
         "ropecheck": __version__,
         "python": platform.python_version(),
@@ -77,7 +80,7 @@ def record() -> dict[str, Any]:
         "exact arithmetic": arithmetic(),
         "runner": "local workflow" if os.environ.get("ACT") else "ci" if os.environ.get("CI") else "person",
         "commit": commit(),
-        **{p: version_of(p) for p in ("triton", "numpy", "mpmath", "python-flint", "diffusers", "transformers", "pytest")},
+        **{name: version_of(name) for name in packages},
     }
 
 
@@ -103,5 +106,10 @@ def commit() -> dict[str, Any] | None:
 
 
 def python_command(module: str) -> list[str]:
-    """The command that runs one of our modules with this interpreter."""
-    return [sys.executable, "-m", module]
+    """The command that runs a module with this interpreter, the working directory not on its path.
+
+    ``-m`` would put it there: in a checkout its folder kernels then shadows the package of that name, which diffusers
+    and transformers look for.
+    """
+    code = "import runpy, sys; sys.path = [p for p in sys.path if p]; "
+    return [sys.executable, "-c", f"{code}runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropecheck.suites.verdicts import Verdict, canonical
+from ropecheck.suites.verdicts import Verdict, canonical, count
 
 SCHEMA = "ropecheck-verdicts/1"
 MANIFEST = "manifest.json"
@@ -40,9 +41,31 @@ def prepare(out: Path) -> Path:
     return partial
 
 
+def cells(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """The compact form: for each candidate, judgement, device and dtype how many cases had which verdict."""
+    groups: dict[tuple[str, str, str, str, str], list[Verdict]] = defaultdict(list)
+    for v in verdicts:
+        groups[v.candidate, v.contract, v.judgement, v.device, v.dtype].append(v)
+    names = ("candidate", "contract", "judgement", "device", "dtype")
+    return [
+        {
+            **dict(zip(names, cell, strict=True)),
+            **{verdict: n for verdict, n in count(group).items() if n},
+            "reasons": sorted({v.reason for v in group if v.reason}),
+            "elements": sum(int(v.facts.get("elements", 0)) for v in group),
+            "certified points": sum(int(v.facts.get("certified points", 0)) for v in group),
+        }
+        for cell, group in sorted(groups.items())
+    ]
+
+
 def close(partial: Path, out: Path, document: Mapping[str, Any]) -> None:
     """Write ``document`` and the manifest, then put the folder in the place of ``out``."""
     (partial / VERDICTS).write_text(canonical(document) + "\n")
+    verdicts = [Verdict.from_json(v) for v in document["verdicts"]]
+    compact = {**document, "schema": "ropecheck-cells/1", "cells": cells(verdicts)}
+    del compact["verdicts"]
+    (partial / "cells.json").write_text(canonical(compact) + "\n")
     hashes = {
         str(path.relative_to(partial)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(partial.rglob("*"))
@@ -55,7 +78,10 @@ def close(partial: Path, out: Path, document: Mapping[str, Any]) -> None:
 
 
 def document(
-    verdicts: Sequence[Verdict], environment: Mapping[str, Any], pins: Sequence[Mapping[str, Any]], run: Mapping[str, Any]
+    verdicts: Sequence[Verdict],
+    environment: Mapping[str, Any],
+    pins: Sequence[Mapping[str, Any]],
+    run: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The canonical content of ``verdicts.json``: what ran, where, and every verdict, sorted by candidate and case."""
     ordered = sorted(verdicts, key=lambda v: (v.candidate, v.case))

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ropecheck.suites.candidates import Candidate
 from ropecheck.suites.cases import Case
-from ropecheck.suites.inventory import load_all
 from ropecheck.suites.interpreter import repair
+from ropecheck.suites.inventory import load_all
 from ropecheck.suites.judging import Selection, Unasked, judge, questions
 from ropecheck.suites.verdicts import Verdict
 

@@ -79,7 +79,8 @@ def judgements(plan: str) -> list[dict[str, Any]]:
 
 
 def judgement_table(rows: Sequence[dict[str, Any]], plan: str) -> Table:
-    table = Table(title=f"judgements, and their cases in plan {plan} for qwen-image", title_justify="left", show_lines=True)
+    title = f"judgements, and their cases in plan {plan} for qwen-image"
+    table = Table(title=title, title_justify="left", show_lines=True)
     table.add_column("judgement")
     table.add_column("asked of")
     for dtype in DTYPES:

@@ -36,7 +36,8 @@ def watched(console: Console, outcome: Outcome) -> Iterator[Callable[[Verdict], 
 
         yield line
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    times = TimeElapsedColumn(), TimeRemainingColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("judging", total=total)
         yield lambda verdict: progress.update(task, advance=1, description=counted(verdict))

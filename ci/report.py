@@ -91,7 +91,8 @@ def described(verdict: Verdict, specification: str) -> str:
 
 def element(worst: Any) -> list[str]:
     """The worst element on a few lines."""
-    where = [f"{name} {worst[name]}" for name in ("sample", "token", "head", "lane", "channel", "position") if name in worst]
+    places = ("sample", "token", "head", "lane", "channel", "position")
+    where = [f"{name} {worst[name]}" for name in places if name in worst]
     lines = ["worst element: " + escape(", ".join(where))] if where else []
     if "inputs" in worst:
         given = ", ".join(f"{name} = {value}" for name, value in worst["inputs"].items())
@@ -167,7 +168,9 @@ def pin_lines(pins: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def summary(console: Console, verdicts: Sequence[Verdict], pins: Sequence[dict[str, Any]], specifications: dict[str, str]) -> None:
+def summary(
+    console: Console, verdicts: Sequence[Verdict], pins: Sequence[dict[str, Any]], specifications: dict[str, str]
+) -> None:
     """Print everything."""
     for text in failures(verdicts, specifications):
         # Unwrapped: a command that is broken over lines cannot be copied.
@@ -178,6 +181,7 @@ def summary(console: Console, verdicts: Sequence[Verdict], pins: Sequence[dict[s
     failed = [v for v in verdicts if v.verdict == "fail"]
     if failed:
         worst = max(failed, key=badness)
-        console.print(f"worst case: {escape(worst.case)} of {escape(worst.candidate)}: {escape(worst.reason)}", style="red")
+        of = f"{escape(worst.case)} of {escape(worst.candidate)}"
+        console.print(f"worst case: {of}: {escape(worst.reason)}", style="red")
     totals = count(verdicts)
     console.print("  ".join(f"[{_STYLES[name]}]{n} {name}[/]" for name, n in totals.items() if n))

@@ -201,4 +201,5 @@ def without_case(outcome: Outcome) -> set[str]:
 
 def lost(outcome: Outcome) -> int:
     """Questions of the inventory that have no verdict, because a session ended before it reached them."""
-    return sum(c["questions"] for c in outcome.candidates) - len(outcome.verdicts)
+    asked: int = sum(c["questions"] for c in outcome.candidates)
+    return asked - len(outcome.verdicts)

@@ -56,8 +56,16 @@ class AdmissibleSet:
 
     def outside_by(self, got: Tensor) -> Tensor:
         """int64: how many representable values separate ``got`` from the span; 0 inside it."""
-        k = key(got).long()
-        return (self.low.long() - k).clamp(min=0) + (k - self.high.long()).clamp(min=0)
+        return _gap(key(got), self.low, self.high)
+
+    def outside_by_at(self, got: Tensor, flat: Tensor) -> Tensor:
+        """:meth:`outside_by` of the elements at the ``flat`` indices alone."""
+        return _gap(key(got[flat]), self.low[flat], self.high[flat])
+
+
+def _gap(k: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    k = k.long()
+    return (low.long() - k).clamp(min=0) + (k - high.long()).clamp(min=0)
 
 
 def admissible(

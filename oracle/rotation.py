@@ -6,7 +6,7 @@ The comparison streams over tokens, so its memory does not grow with the tensor,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -103,25 +103,24 @@ def compare(rotation: Rotation, got: Tensor, *, samples: int = 128, seed: int = 
     result = Comparison()
     lanes = rotation.cos.shape[-1]
     pairs = x.shape[0] * x.shape[1] * x.shape[2] * lanes
-    drawn = torch.randint(pairs, (samples,), generator=torch.Generator().manual_seed(seed)) if pairs else None
+    drawn = torch.randint(max(1, pairs), (samples,), generator=torch.Generator().manual_seed(seed))
     before = 0
     for block in _blocks(rotation):
-        sets = admissible(rotation.recipe, *block.operands(), x.dtype)
+        operands = block.operands()
+        sets = admissible(rotation.recipe, *operands, x.dtype)
         here = got[block.batch, block.tokens, :, : rotation.rotary_dim]
         outputs = [half.reshape(-1) for half in rotation.pairing.split(here)]
         _tally(result, sets, outputs)
-        chosen = drawn[(drawn >= before) & (drawn < before + block.pairs)] - before if drawn is not None else None
+        chosen = drawn[(drawn >= before) & (drawn < before + block.pairs)] - before
         for name, members, values in zip(("y0", "y1"), sets, outputs, strict=True):
-            far = members.outside_by(values) if result.outside else None
-            if far is not None and bool((missed := ~members.contains(values)).any()):
+            numbers = _Numbers(name, *operands, members, values)
+            if result.outside and bool((missed := ~members.contains(values)).any()):
                 # A member of no class (a NaN, say) counts as outside though no distance is defined.
-                rank = torch.where(missed, far + 1, 0)
+                rank = torch.where(missed, members.outside_by(values) + 1, 0)
                 top = rank.topk(min(worst, rank.numel()))
-                found = [int(i) for i, r in zip(top.indices, top.values, strict=True) if r > 0]
-                result.worst += [block.point(i, name, members, values) for i in found]
-            widest = int((members.high - members.low).argmax()) if values.numel() else 0
-            picked = [*chosen.tolist(), widest] if chosen is not None and values.numel() else []
-            result.sample += [block.point(i, name, members, values) for i in picked]
+                result.worst += block.points(top.indices[top.values > 0], numbers)
+            widest = (members.high - members.low).argmax().reshape(1)
+            result.sample += block.points(torch.cat((chosen.to(x.device), widest)), numbers)
         before += block.pairs
     result.worst = sorted(result.worst, key=lambda p: -p.outside_by)[:worst]
     tail = slice(rotation.rotary_dim, None)
@@ -170,20 +169,46 @@ class _Block:
         c, s = (t[row].double().unsqueeze(1).expand(-1, x.shape[1], -1).reshape(-1) for t in (r.cos, r.sin))
         return x0, x1, c, -s if r.conjugate else s
 
-    def point(self, flat: int, output: str, members: AdmissibleSet, values: Tensor) -> Point:
+    def points(self, flat: Tensor, numbers: _Numbers) -> list[Point]:
+        """The elements of int64 ``flat`` indices, brought to the CPU together."""
         r = self.rotation
         lanes, heads = r.cos.shape[-1], r.x.shape[2]
-        token, head, lane = flat // (heads * lanes), flat // lanes % heads, flat % lanes
-        channel = r.pairing.channels(lane, lanes)[output == "y1"]
-        only = replace(self, tokens=slice(self.tokens.start + token, self.tokens.start + token + 1))
-        x0, x1, c, s = (float(v[head * lanes + lane]) for v in only.operands())
+        points = []
+        for place, (x0, x1, c, s, low, high, strict_value, got, outside) in zip(
+            flat.tolist(), numbers.at(flat), strict=True
+        ):
+            token, head, lane = place // (heads * lanes), place // lanes % heads, place % lanes
+            channel = r.pairing.channels(lane, lanes)[numbers.output == "y1"]
+            index = (self.batch, self.tokens.start + token, head, channel)
+            points.append(
+                Point(index, lane, numbers.output, x0, x1, c, s, low, high, strict_value, got, int(outside))
+            )
+        return points
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """All that is known of a block's elements of one output, flat."""
+
+    output: str
+    x0: Tensor
+    x1: Tensor
+    c: Tensor
+    s: Tensor
+    members: AdmissibleSet
+    values: Tensor
+
+    def at(self, flat: Tensor) -> list[list[float]]:
+        """x0, x1, c, s, low, high, strict, got and the distance outside, as a row of fp64 for each index."""
+        members, dtype = self.members, self.values.dtype
         low, high = members.low[flat], members.high[flat]
-        least, greatest = (float(from_key(k.reshape(1), values.dtype)) if low <= high else float("nan") for k in (low, high))
-        return Point(
-            (self.batch, self.tokens.start + token, head, channel), lane, output, x0, x1, c, s, least, greatest,
-            strict=float(members.strict[flat]), got=float(values[flat]),
-            outside_by=int(members.outside_by(values)[flat]) if low <= high else 0,
-        )  # fmt: skip
+        empty = low > high
+        ends = [torch.where(empty, float("nan"), from_key(k, dtype).double()) for k in (low, high)]
+        given = [t[flat] for t in (self.x0, self.x1, self.c, self.s)]
+        results = [members.strict[flat].double(), self.values[flat].double()]
+        outside = torch.where(empty, 0, members.outside_by_at(self.values, flat)).double()
+        rows: list[list[float]] = torch.stack([*given, *ends, *results, outside], dim=-1).tolist()
+        return rows
 
 
 def _blocks(rotation: Rotation) -> Iterator[_Block]:

@@ -96,7 +96,8 @@ class Case:
 
     def suits(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` claims all that the case needs. Writing in place into overlapping memory is no case."""
-        overlaps = candidate.in_place and "stride-0" in self.inputs.x_view
+        views = (self.inputs.x_view, self.inputs.gradient_view)
+        overlaps = candidate.in_place and any("stride-0" in view for view in views)
         return self.needs() <= set(candidate.provides) and not overlaps
 
     def generator(self, seed: int) -> torch.Generator:

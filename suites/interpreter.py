@@ -45,8 +45,9 @@ def float32_to_bfloat16(values: npt.NDArray[np.float32], *, truncate: bool = Fal
     if not truncate:
         with np.errstate(over="ignore"):
             raw = raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))
-    rounded = (raw >> np.uint32(16)).astype(np.uint16)
-    return np.where(nan, np.uint16(0x7FFF), rounded).astype(np.uint16)
+    cut = (raw >> np.uint32(16)).astype(np.uint16)
+    rounded: npt.NDArray[np.uint16] = np.where(nan, np.uint16(0x7FFF), cut)
+    return rounded
 
 
 @functools.cache

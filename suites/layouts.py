@@ -87,7 +87,10 @@ class Layout:
     calls: tuple[Callable[..., list[Tensor]], ...]
 
     def arrange(self, lengths: Sequence[int]) -> list[Tensor]:
-        """The calls, each int64 [B, S, 2], for samples of ``lengths``. Raises ValueError for a token lost or doubled."""
+        """The calls, each int64 [B, S, 2], for samples of ``lengths``.
+
+        Raises ValueError for a token that is lost or doubled.
+        """
         rows = samples(lengths)
         for step in self.rows:
             rows = step(rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _PROPERTY = "ropecheck"
 _DEATHS_ALLOWED = 3
+_LAST_WORDS = "last-words.jsonl"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,9 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if directory and not hasattr(config, "workerinput"):
         config.pluginmanager.register(VerdictCollector(Path(directory), config.getoption("--case-limit")))
     if config.getoption("--candidate"):
-        # The default mode would put the folder around ours on sys.path, where "kernels" then shadows the package
-        # of that name which diffusers and transformers look for.
+        # On sys.path the folder around ours would shadow, with its "kernels", the package of that name which diffusers
+        # and transformers look for. pytest's default import mode puts it there, and so does python -m in a checkout.
         config.option.importmode = "importlib"
+        # pytest-xdist would end the run after four deaths a worker, with the remaining cases unasked.
+        if getattr(config.option, "maxworkerrestart", "") is None:
+            config.option.maxworkerrestart = "1000000"
+        around = Path(__file__).resolve().parents[1]
+        sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != around]
         _prepare_process(config)
 
 
@@ -83,7 +90,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         check_selection(selection)
         candidates = [c for specification in option("--candidate") for c in load_candidates(specification)]
     except (CandidateError, ValueError) as error:
-        raise pytest.UsageError(str(error)) from None
+        # Of all errors that stop a collection this one is shown without a traceback.
+        raise pytest.Collector.CollectError(str(error)) from None
     asked = [(candidate, q) for candidate in candidates for q in questions(candidate, selection)]
     metafunc.parametrize(("candidate", "question"), asked, ids=[f"{q.id}@{c.name}" for c, q in asked])
 
@@ -139,6 +147,26 @@ def too_many_deaths(config: pytest.Config, candidate: str) -> bool:
     return deaths(config, candidate) >= _DEATHS_ALLOWED
 
 
+def context_is_broken() -> bool:
+    """Whether CUDA refuses everything in this process, as it does after an illegal access."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def leave_and_die(request: pytest.FixtureRequest, reason: str) -> None:
+    """End this process at once, leaving ``reason`` for the collector. A worker that dies is replaced."""
+    directory = request.config.getoption("--verdicts")
+    if directory:
+        with (Path(directory) / _LAST_WORDS).open("a") as words:
+            words.write(json.dumps([request.node.nodeid, reason]) + "\n")
+    os._exit(1)
+
+
 class VerdictCollector:
     """Writes each verdict down as it is reached, in the process that the workers report to."""
 
@@ -175,6 +203,10 @@ class VerdictCollector:
         seconds = time.monotonic() - self._started.get(nodeid, time.monotonic())
         hung = seconds >= self.case_limit
         reason = f"no answer within {self.case_limit:g} s" if hung else "the process died"
+        words = self.directory / _LAST_WORDS
+        if words.exists():
+            said = dict(json.loads(line) for line in words.read_text().splitlines())
+            reason = said.get(nodeid, reason)
         with (self.directory / "deaths.txt").open("a") as log:
             log.write(candidate + "\n")
         return Verdict(candidate, "", judgement, device, dtype, case, "fail", reason, seconds=round(seconds, 3))

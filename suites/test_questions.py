@@ -8,7 +8,7 @@ import pytest
 from ropecheck.suites.candidates import Candidate
 from ropecheck.suites.cases import Case
 from ropecheck.suites.judging import Unasked, judge
-from ropecheck.suites.plugin import record, too_many_deaths
+from ropecheck.suites.plugin import context_is_broken, leave_and_die, record, too_many_deaths
 from ropecheck.suites.verdicts import BLOCKED, FAIL, PASS, Verdict
 
 
@@ -22,6 +22,9 @@ def test_question(candidate: Candidate, question: Case | Unasked, request: pytes
         )  # fmt: skip
     else:
         verdict = judge(candidate, question, seed)
+    if verdict.verdict == FAIL and question.device == "cuda" and context_is_broken():
+        # No later case can run in this process. Its death is the answer to this one, and the reason is left behind.
+        leave_and_die(request, verdict.reason)
     record(request, verdict)
     if verdict.verdict == FAIL:
         pytest.fail(f"{verdict.reason}\nworst element: {dict(verdict.worst or {})}", pytrace=False)

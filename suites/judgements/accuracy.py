@@ -79,8 +79,12 @@ _GRIDS = {"grid-64x64": 4096, "grid-104x58": 6032, "grid-83x83": 6889}
 def inputs(candidate: Candidate, dtype: str, plan: str) -> Iterator[Inputs]:
     """The dimensions of both accuracy judgements."""
     yield from {"smoke": _SMOKE, "standard": _STANDARD, "full": _STANDARD + _FULL}[plan]
-    if has_grids(contract(candidate.contract)) and plan != "smoke":
+    own = contract(candidate.contract)
+    if has_grids(own) and plan != "smoke":
         for grid, length in _GRIDS.items():
+            sides = (int(side) for side in grid.removeprefix("grid-").split("x"))
+            if any(side % getattr(own.positions, "merge", 1) for side in sides):
+                continue
             # The square grid is every plan's real load; the others, and other dtypes, are for machines with a GPU.
             if plan == "full" or (grid == "grid-64x64" and dtype == "bfloat16"):
                 yield Inputs(length=length, heads=24, positions=grid)

@@ -37,6 +37,7 @@ _STANDARD = (
     Inputs(length=255, positions="ramp"),
     *(Inputs(batch=2, length=64, x_view=v, gradient_view=v, table="per-sample") for v in _VIEWS),
     *(Inputs(batch=2, length=64, table_view=v, table="per-sample") for v in ("sliced-rows", "batch-stride-0")),
+    Inputs(length=13, payload="special"),
     Inputs(length=64, head_dim=80, rotary_dim=48, x_view="packed-qkv"),
 )
 

@@ -60,6 +60,11 @@ def _call(candidate: Candidate, given: Operands, variant: str) -> torch.Tensor:
     return forward(candidate, *operands)
 
 
+def _inputs_differ(given: Operands, other: Operands, variant: str) -> bool:
+    a, b = (o.gradient if variant.startswith("vjp") else o.x for o in (given, other))
+    return not bool(same(a.view, b.view).all())
+
+
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given, other = build(case, seed), build(case, seed + 1)
     forced = case.variant.removeprefix(_FORCE) if case.variant.startswith(_FORCE) else ""
@@ -69,7 +74,9 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     with candidate.configs[forced]() if forced else nullcontext():
         for number in range(2, calls + 1):
             if number == calls:
-                _call(candidate, other, case.variant)
+                between = _call(candidate, other, case.variant)
+                if _inputs_differ(given, other, case.variant) and bool(same(between, first).all()):
+                    return failed("another input is given the first input's output", **facts)
             elif number > 2:
                 # The calls between the second and the last only wear the candidate on.
                 _call(candidate, given, case.variant)

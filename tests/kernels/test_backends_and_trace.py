@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from ropecheck.kernels import (
     LAUNCH_CONFIGURATIONS,
     Launch,

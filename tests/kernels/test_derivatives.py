@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ropecheck.kernels import multi_axis_rope
 from torch import Tensor
+
+from ropecheck.kernels import multi_axis_rope
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 UPSTREAM = {

@@ -7,8 +7,9 @@ from fractions import Fraction
 
 import pytest
 import torch
-from ropecheck.kernels import multi_axis_rope
 from torch import Tensor
+
+from ropecheck.kernels import multi_axis_rope
 
 # Significand bits and the exponent of the smallest subnormal: IEEE 754 and the bfloat16 format.
 FORMATS = {torch.float32: (24, -149), torch.float16: (11, -24), torch.bfloat16: (8, -133)}

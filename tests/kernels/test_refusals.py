@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from ropecheck.kernels import multi_axis_rope
 
 X = torch.zeros(2, 7, 3, 8)

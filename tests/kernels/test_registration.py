@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ropecheck.kernels import multi_axis_rope, trace_launches
 from torch import Tensor, nn
+
+from ropecheck.kernels import multi_axis_rope, trace_launches
 
 OPERATOR = torch.ops.ropecheck.multi_axis_rope_reference.default
 

@@ -105,9 +105,10 @@ def facts_of(
 ) -> dict[str, Any]:
     """Compile one variant and read its code."""
     import triton
-    from ropecheck.kernels.triton_rotation import rotation_kernel
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    from ropecheck.kernels.triton_rotation import rotation_kernel
 
     constants: dict[str, Any] = {
         "HEAD_DIM": head_dim,

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from ropecheck.kernels import (
     LAUNCH_CONFIGURATIONS,
     LaunchConfiguration,
@@ -28,7 +30,6 @@ from ropecheck.kernels import (
     multi_axis_rope,
     trace_launches,
 )
-from torch import Tensor
 
 Case = Callable[[], str]
 PAIRINGS = ("adjacent", "half-split")

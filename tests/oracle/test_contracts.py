@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ropecheck.oracle.pins as pins_module
 import torch
+
+import ropecheck.oracle.pins as pins_module
 from ropecheck.oracle.contracts import CONTRACTS, contract
 from ropecheck.oracle.frequencies import CosineSine, PolarRows
 from ropecheck.oracle.pin_cases import interleaved_table

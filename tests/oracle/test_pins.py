@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from ropecheck.oracle import pin_cases
 from ropecheck.oracle.contracts import CONTRACTS, contract
 from ropecheck.oracle.pin_cases import (

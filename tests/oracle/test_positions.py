@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ropecheck.oracle.pins as pins_module
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import ropecheck.oracle.pins as pins_module
 from ropecheck.oracle.positions import CentredGrid, Grid2D, Sequential
 
 RECORDED = json.loads((Path(str(pins_module.__file__)).parent / "pins.json").read_text())

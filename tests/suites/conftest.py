@@ -6,16 +6,27 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
 from ropecheck.suites.candidates import Candidate
 from ropecheck.suites.judging import Selection, judge, questions
 from ropecheck.suites.verdicts import Verdict
 
 Ask = Callable[..., list[Verdict]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tensors are small, and threads that wait for one another on a busy machine cost more than they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

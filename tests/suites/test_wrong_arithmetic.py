@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
+
 from ropecheck.oracle.contracts import contract
 from ropecheck.suites.candidates import Candidate
-from torch import Tensor
 
 Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
 

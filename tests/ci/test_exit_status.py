@@ -1,0 +1,64 @@
+"""The exit status of a run: precedence 4, 2, 1, 3, and what is required without a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ropecheck.ci.policy import Unmet
+from ropecheck.ci.verify import SHIPPED, Outcome, exit_status
+from ropecheck.suites.judging import Selection
+from ropecheck.suites.verdicts import Verdict
+
+
+def verdict(kind: Any, device: str = "cpu", **facts: Any) -> Verdict:
+    return Verdict("c", "qwen-image", "purity", device, "float32", f"purity/{kind}/{device}", kind, "why", facts)
+
+
+def outcome(*verdicts: Verdict, pins: tuple[str, ...] = (), **entry: Any) -> Outcome:
+    known = {"name": "c", "questions": len(verdicts), "unavailable": "", "specification": "c.py", **entry}
+    return Outcome([known], list(verdicts), pins=[{"state": state} for state in pins])
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (outcome(verdict("pass")), 0),
+        (outcome(verdict("pass"), verdict("not-applicable")), 0),
+        (outcome(verdict("pass"), verdict("fail")), 1),
+        (outcome(verdict("pass"), verdict("blocked")), 3),
+        (outcome(verdict("fail"), verdict("blocked")), 1),
+        (outcome(verdict("fail"), verdict("blocked", **{"judge failed": "certification"})), 4),
+        (outcome(verdict("pass"), pins=("known", "drift", "not-installed")), 0),
+        (outcome(verdict("fail"), pins=("unequal",)), 4),
+        (outcome(verdict("pass"), pins=("missing",)), 4),
+        # Not one case was executed.
+        (outcome(verdict("not-applicable")), 3),
+        # A session ended before it reached every question.
+        (outcome(verdict("pass"), questions=2), 3),
+        # A vendor's function that is not installed is not required, unless somebody named it.
+        (outcome(verdict("blocked"), unavailable="absent", specification=SHIPPED[1]), 0),
+        (outcome(verdict("blocked"), unavailable="absent"), 3),
+    ],
+)
+def test_without_policy(found: Outcome, status: int) -> None:
+    """What this machine's devices can run is required."""
+    assert exit_status(found, Selection(), None) == status
+
+
+def test_blocked_gpu_is_not_required_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without a GPU cuda cells are listed and do not turn the status."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = outcome(verdict("pass"), verdict("blocked", "cuda"))
+    assert exit_status(found, Selection(), None) == 0
+    assert exit_status(found, Selection(devices=["cuda"]), None) == 3
+
+
+@pytest.mark.parametrize(("blocked", "status"), [(True, 3), (False, 1)])
+def test_with_policy(blocked: bool, status: int) -> None:
+    """A required cell that could not run is 3, one that is not passed for another reason is 1."""
+    found = outcome(verdict("pass"), verdict("blocked"))
+    assert exit_status(found, Selection(), []) == 0
+    assert exit_status(found, Selection(), [Unmet("cell", "why", blocked)]) == status
