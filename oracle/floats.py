@@ -76,7 +76,7 @@ def same(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> Tensor:
-    """int64 number of representable values from ``a`` to ``b``; -0 and +0 are one apart."""
+    """int64 number of representable values from ``a`` to ``b``, of 16 or 32 bits; -0 and +0 are one apart."""
     return (key(a).long() - key(b).long()).abs()
 
 
@@ -114,11 +114,8 @@ def round_double(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float32:
         return narrow
     lost = x - narrow.double()
-    # x beyond the fp32 range: odd rounding stops at the largest finite value, whose last bit is one.
-    overflow = narrow.isinf() & x.isfinite()
-    largest = torch.copysign(torch.full_like(narrow, torch.finfo(torch.float32).max), narrow)
-    narrow = torch.where(overflow, largest, narrow)
-    inexact = (lost != 0) & narrow.isfinite() & ~overflow & ((bits(narrow) & 1) == 0)
+    # What fp32 rounds to infinity a 16-bit format does too.
+    inexact = (lost != 0) & narrow.isfinite() & ((bits(narrow) & 1) == 0)
     # Zero has no neighbour on one side by bit arithmetic: the least subnormal of x's sign is the odd one.
     least = torch.copysign(torch.full_like(narrow, 2.0**-149), x.float())
     odd = torch.where(narrow == 0, least, _towards(narrow, lost))

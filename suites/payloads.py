@@ -8,6 +8,7 @@ still crosses it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -67,9 +68,7 @@ def index_coded(slots: Slots) -> Tensor:
     The multipliers are units modulo the prime 251, so that neighbours along each dimension differ.
     """
     batch, length, heads, channels = (torch.arange(n) for n in slots.shape)
-    place = (
-        71 * batch[:, None, None, None] + 53 * length[:, None, None] + 101 * heads[:, None] + 37 * channels
-    )
+    place = 71 * batch[:, None, None, None] + 53 * length[:, None, None] + 101 * heads[:, None] + 37 * channels
     return ((place % 251 - 125) / 64).to(slots.dtype)
 
 
@@ -117,10 +116,11 @@ def hard_to_round(slots: Slots) -> Tensor:
     """
     cos, sin = (t.expand(slots.halves[0], *t.shape[-2:]) for t in (slots.cos, slots.sin))
     first, second = (torch.zeros(slots.halves, dtype=slots.dtype) for _ in range(2))
-    for head in range(slots.shape[2]):
+    for batch, token, head in itertools.product(*map(range, slots.shape[:3])):
         of_first = head % 2 == 0
+        c, s = cos[batch, token], sin[batch, token]
         # y0 = x0 c - x1 s and y1 = x1 c + x0 s: both are p u + q w.
-        u, w = cos, -sin if of_first else sin
+        u, w = c, -s if of_first else s
         kind = head // 2 % 4
         if kind == 0:
             p, q = _near(slots, u, w)
@@ -129,21 +129,15 @@ def hard_to_round(slots: Slots) -> Tensor:
         else:
             # The magnitude of w shrinks where that of u grows.
             p, q = _table(slots, u, w, grow=1 if (kind == 1) == of_first else -1, watched=0 if of_first else 1)
-        first[:, :, head], second[:, :, head] = (p, q) if of_first else (q, p)
+        first[batch, token, head], second[batch, token, head] = (p, q) if of_first else (q, p)
     return slots.lanes(first, second, slots.tail())
 
 
 def _near(slots: Slots, u: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """(p, q), each [B, S, R / 2]: the tries with p u + q w nearest to a boundary."""
-    p, q = torch.empty_like(u, dtype=slots.dtype), torch.empty_like(u, dtype=slots.dtype)
-    precision = format_of(slots.dtype).precision
-    for row in range(u.shape[0]):
-        for token in range(u.shape[1]):
-            tries = slots.random(2, _TRIES["near"], u.shape[-1]).to(slots.dtype)
-            mantissa, _ = torch.frexp(tries[0].double() * u[row, token] + tries[1].double() * w[row, token])
-            score = -(mantissa.abs() * 2.0**precision % 1.0 - 0.5).abs()
-            p[row, token], q[row, token] = _best(tries[0], tries[1], score)
-    return p, q
+    """(p, q), each [R / 2]: the tries with p u + q w nearest to a boundary."""
+    p, q = slots.random(2, _TRIES["near"], len(u)).to(slots.dtype)
+    mantissa, _ = torch.frexp(p.double() * u + q.double() * w)
+    return _best(p, q, -(mantissa.abs() * 2.0 ** format_of(slots.dtype).precision % 1.0 - 0.5).abs())
 
 
 def _table(slots: Slots, u: Tensor, w: Tensor, grow: int, watched: int) -> tuple[Tensor, Tensor]:
@@ -152,35 +146,39 @@ def _table(slots: Slots, u: Tensor, w: Tensor, grow: int, watched: int) -> tuple
     Of the two tables the ``watched`` one counts more.
     """
     p, q = _cancelling(slots, u, w, _TRIES["table"], grow)
-    high = torch.stack(_forms(p, q, u, w)).amax(0).to(slots.dtype)
-    score = torch.zeros(p.shape, dtype=torch.int32)
-    for table, (u_off, w_off) in enumerate(((_grown(u, grow), w), (u, _grown(w, -grow)))):
-        low = torch.stack(_forms(p, q, u_off, w_off)).amin(0).to(slots.dtype)
-        score += (high < low) * (2 if table == watched else 1)
+    (low_a, high_a), (low_b, high_b) = _ends(p, u), _ends(q, w)
+    high = (high_a + high_b).to(slots.dtype)
+    low_if_u, low_if_w = _ends(p, _grown(u, grow))[0] + low_b, low_a + _ends(q, _grown(w, -grow))[0]
+    score = torch.zeros(p.shape, dtype=torch.uint8)
+    for table, low in enumerate((low_if_u, low_if_w)):
+        score += (high < low.to(slots.dtype)) * (2 if table == watched else 1)
     return _best(p, q, score)
+
+
+def _ends(p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The lesser and the greater of the exact product and its fp32, in fp64."""
+    exact = p.double() * u
+    rounded = exact.float().double()
+    return torch.minimum(exact, rounded), torch.maximum(exact, rounded)
 
 
 def _form(slots: Slots, u: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """(p, q): without contraction p u + q w rounds to another value than contracted, in most of the ways to do so."""
     p, q = _cancelling(slots, u, w, _TRIES["form"], 1)
-    separate, *contracted = (form.to(slots.dtype) for form in _forms(p, q, u, w))
-    return _best(p, q, torch.stack([form != separate for form in contracted]).sum(0))
-
-
-def _forms(p: Tensor, q: Tensor, u: Tensor, w: Tensor) -> list[Tensor]:
-    """fp32 p u + q w: without contraction, with either product exact, and with both exact."""
     a, b = p.double() * u, q.double() * w
-    narrow_a, narrow_b = a.float().double(), b.float().double()
-    return [left + right for left, right in ((narrow_a, narrow_b), (a, narrow_b), (narrow_a, b), (a, b))]
+    rounded_a, rounded_b = a.float().double(), b.float().double()
+    separate = (rounded_a + rounded_b).to(slots.dtype)
+    contracted = (a + rounded_b, rounded_a + b, a + b)
+    return _best(p, q, torch.stack([form.to(slots.dtype) != separate for form in contracted]).sum(0))
 
 
 def _cancelling(slots: Slots, u: Tensor, w: Tensor, tries: int, sign: int) -> tuple[Tensor, Tensor]:
-    """Random (p, q), each [tries, B, S, R / 2], with p u of ``sign`` and q w nearly its negative.
+    """Random (p, q), each [tries, R / 2], with p u of ``sign`` and q w nearly its negative.
 
     The sum's spacing is then about 2^-16 of a product: above what rounding a product to fp32 costs, and as little
     above it as leaves most tries with one admissible value.
     """
-    shape = (tries, *u.shape)
+    shape = (tries, len(u))
     draw = (1 + torch.rand(shape, generator=slots.generator, dtype=torch.float64)) * 2.0**12
     free = draw.to(slots.dtype)
     swap = u.abs() < w.abs()

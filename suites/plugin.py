@@ -46,15 +46,15 @@ def pytest_configure(config: pytest.Config) -> None:
     directory = config.getoption("--verdicts")
     if directory and not hasattr(config, "workerinput"):
         config.pluginmanager.register(VerdictCollector(Path(directory), config.getoption("--case-limit")))
+    # On sys.path a checkout shadows, with its folder kernels, the package of that name which diffusers and transformers
+    # look for. ``python -m pytest`` in a checkout puts it there, and so does pytest's default import mode.
+    around = Path(__file__).resolve().parents[1]
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != around]
     if config.getoption("--candidate"):
-        # On sys.path the folder around ours would shadow, with its "kernels", the package of that name which diffusers
-        # and transformers look for. pytest's default import mode puts it there, and so does python -m in a checkout.
         config.option.importmode = "importlib"
         # pytest-xdist would end the run after four deaths a worker, with the remaining cases unasked.
         if getattr(config.option, "maxworkerrestart", "") is None:
             config.option.maxworkerrestart = "1000000"
-        around = Path(__file__).resolve().parents[1]
-        sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != around]
         _prepare_process(config)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ropecheck.oracle.admissible import SEPARATE, AdmissibleSet, admissible, strict
-from ropecheck.oracle.floats import bits, from_key, key, same
+from ropecheck.oracle.floats import bits, from_key, key, round_double, round_exact, same, two_sum
 from ropecheck.oracle.recipes import (
     ACTIVATION_DTYPE,
     ACTIVATION_DTYPE_VJP_ONTO_ZEROS,
@@ -254,6 +254,16 @@ def test_infinity_less_infinity_in_an_honest_kernel() -> None:
 
 
 @dtypes
+def test_overflow_admits_its_own_infinity_only(dtype: torch.dtype) -> None:
+    """Where every form is plus infinity, minus infinity, NaN and the greatest finite value are not members."""
+    most = torch.finfo(dtype).max
+    x0, x1, c, s = (torch.full((4,), v, dtype=torch.float64) for v in (most, 0.0, 2.0, 1.0))
+    first, _ = admissible(ONE_ROUNDING, x0, x1, c, s, dtype)
+    candidates = torch.tensor([math.inf, -math.inf, math.nan, most], dtype=torch.float64).to(dtype)
+    assert first.contains(candidates).tolist() == [True, False, False, False]
+
+
+@dtypes
 def test_minus_zero_is_below_plus_zero(dtype: torch.dtype) -> None:
     """-0 is not admitted where +0 is the only value, nor the reverse; both zeros are one value apart."""
     zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
@@ -288,8 +298,8 @@ def test_a_sum_onto_zero_may_be_left_out(recipe: Recipe, dtype: torch.dtype) -> 
 @recipes
 @dtypes
 def test_a_nan_elsewhere_changes_nothing(recipe: Recipe, dtype: torch.dtype) -> None:
-    """Sets of tiny and of ordinary values are the same alone and beside NaN, infinities and overflowing products."""
-    operands = tuple(torch.cat((v * 2.0**-130, v)) for v in drawn(ONE_ROUNDING, torch.float32, 3000))
+    """Sets of tiny, ordinary and overflowing values are the same alone and beside NaN, infinities and zeros."""
+    operands = tuple(torch.cat((v * 2.0**-130, v, v * 2.0**64)) for v in drawn(ONE_ROUNDING, torch.float32, 3000))
     if dtype != torch.float32:
         operands = tuple(v.to(dtype).double() for v in operands)
     company = [math.nan, math.inf, torch.finfo(dtype).max, 0.0]
@@ -310,6 +320,52 @@ def test_tiny_sum_beside_nan_keeps_its_exact_value() -> None:
     assert first.forms["fp64 via fp32"][1].item() == 2.0**-148
     assert first.forms["exact via fp32"][1].item() == 2.0**-149
     assert from_key(first.low, torch.float32)[1].item() == 2.0**-149
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_only_the_exact_sum_sees_what_fp64_loses(dtype: torch.dtype) -> None:
+    """A midpoint of the output dtype plus 2^-60 rounds up without any stop, and to even from fp64 and from fp32."""
+    middle = 1 + torch.finfo(dtype).eps / 2
+    columns = [torch.tensor([v], dtype=torch.float64) for v in (1.0, 2.0**-14, middle, -(2.0**-46))]
+    first, _ = admissible(ONE_ROUNDING, *columns, dtype)
+    exact = first.forms.pop("exact")
+    assert exact.item() == 1 + torch.finfo(dtype).eps
+    assert {form.item() for form in first.forms.values()} == {1.0}
+    assert first.contains(exact).item()
+
+
+@pytest.mark.parametrize("recipe", RECIPES[:3], ids=lambda r: r.name)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("likeness", [1.0, 2.0**-7], ids=["random", "cancelling"])
+def test_shortcut_for_16_bits_changes_nothing(recipe: Recipe, dtype: torch.dtype, likeness: float) -> None:
+    """Every form has the values that direct evaluation gives on all of many elements, with products that cancel too."""
+    x0, x1, c, s = drawn(recipe, dtype, 1 << 17)
+    if likeness < 1:
+        x1, s = (x0 * (1 + likeness * x1)).to(dtype).double(), (c * (1 + likeness * s)).float().double()
+    first, second = admissible(recipe, x0, x1, c, s, dtype)
+    sign = 1.0 if "transposed" in recipe.name else -1.0
+    suffix = ", not onto zero" if "onto zeros" in recipe.name else ""
+    for members, (left, p), (right, q) in (
+        (first, ("x0c", x0 * c), ("x1s", sign * x1 * s)),
+        (second, ("x1c", x1 * c), ("x0s", -sign * x0 * s)),
+    ):
+        p32, q32 = p.float().double(), q.float().double()
+        high, low = two_sum(p, q)
+        expected = {
+            SEPARATE: (p32 + q32).float().to(dtype),
+            f"fused {left}": round_exact(*two_sum(p, q32), torch.float32).to(dtype),
+            f"fused {right}": round_exact(*two_sum(p32, q), torch.float32).to(dtype),
+            "fp64 via fp32": high.float().to(dtype),
+            "exact via fp32": round_exact(high, low, torch.float32).to(dtype),
+            "fp64": round_double(high, dtype),
+            "exact": round_exact(high, low, dtype),
+        }
+        for name, values in expected.items():
+            assert torch.equal(bits(members.forms[name + suffix]), bits(values)), name
+        keys = torch.stack([key(v) for v in expected.values()])
+        assert torch.equal(members.low, keys.amin(0))
+        assert torch.equal(members.high, keys.amax(0))
+        assert bool((members.low < members.high).any())
 
 
 def test_empty() -> None:

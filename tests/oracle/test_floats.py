@@ -282,6 +282,8 @@ def test_fma32_rounds_once(nearest: Nearest) -> None:
     @settings(max_examples=800, deadline=None)
     @given(fp32_values, fp32_values, st.one_of(fp32_values, st.none()), st.integers(-2, 2))
     @example(1.0 + 2.0**-12, 1.0 + 2.0**-12, -1.0 - 2.0**-11, 0)
+    @example(8 + 2.0**-20, 8 - 2.0**-20, 2.0**30 + 2.0**7, 0)
+    @example(8 + 2.0**-20, 2.0**-20 - 8, -(2.0**30) - 2.0**7, 0)
     @example(-0.0, 1.0, -0.0, 0)
     @example(-0.0, 1.0, 0.0, 0)
     @example(2.0**-100, 2.0**-50, 2.0**-149, 0)

@@ -55,7 +55,7 @@ def ask() -> Ask:
 
 @pytest.fixture
 def failing(ask: Ask) -> Callable[..., dict[str, str]]:
-    """``failing(candidate, ...)``: as ``ask``; the judgements with at least one failure, with the first one's reason."""
+    """``failing(candidate, ...)``: as ``ask``; each judgement that fails, and its first reason."""
 
     def found(candidate: Candidate, *arguments: Any, **keywords: Any) -> dict[str, str]:
         reasons: dict[str, str] = {}

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+
 from ropecheck.oracle.contracts import CONTRACTS
 from ropecheck.suites.adapters import diffusers, shipped, transformers
 from ropecheck.suites.candidates import CLAIMS, DTYPES, Candidate
@@ -192,7 +193,9 @@ def test_unknown_dimensions_are_refused() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_operands_lie_as_the_case_says(dtype: str) -> None:
     """x, tables and gradient have the case's dtype and views; vendors' narrow tables are narrow."""
-    given = Inputs(batch=2, table="per-sample", x_view="packed-qkv", table_view="sliced-rows", gradient_view="heads-first")
+    given = Inputs(
+        batch=2, table="per-sample", x_view="packed-qkv", table_view="sliced-rows", gradient_view="heads-first"
+    )
     made = build(replace(BASE, dtype=dtype, inputs=given), seed=3)
     assert made.x.view.dtype == made.gradient.view.dtype == DTYPES[dtype]
     assert made.cos.view.dtype == made.sin.view.dtype == torch.float32

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
 from ropecheck.suites.interpreter import bfloat16_to_float32, float32_to_bfloat16
 
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
@@ -55,7 +57,7 @@ def test_truncation_is_towards_zero() -> None:
     assert np.array_equal(float32_to_bfloat16(values, truncate=True)[number], expected[number])
 
 
-CONVERSIONS = '''
+CONVERSIONS = """
 import json, sys
 import torch, triton
 import triton.language as tl
@@ -104,10 +106,10 @@ found = {
 if sys.argv[1] == "repaired":
     found["launched"] = launched_kernels()
 print(json.dumps(found))
-'''
+"""
 
 
-def converted(how: str, folder: Path) -> dict[str, int]:
+def converted(how: str, folder: Path) -> dict[str, Any]:
     """Counts of wrong elements by operation, in a process of its own: the repair cannot be taken back."""
     script = folder / "conversions.py"
     script.write_text(CONVERSIONS)
@@ -115,7 +117,7 @@ def converted(how: str, folder: Path) -> dict[str, int]:
     command = [sys.executable, str(script), how]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    counts: dict[str, int] = json.loads(run.stdout)
+    counts: dict[str, Any] = json.loads(run.stdout)
     return counts
 
 

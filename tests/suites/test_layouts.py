@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from ropecheck.oracle.contracts import CONTRACTS
 from ropecheck.suites.judgements.invariance import LENGTHS
 from ropecheck.suites.layouts import (
@@ -22,7 +24,6 @@ from ropecheck.suites.layouts import (
     permuted,
     scatter,
 )
-from torch import Tensor
 
 UNEQUAL = LENGTHS["unequal"]
 EVERY = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.name)

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from ropecheck.oracle.admissible import admissible
 from ropecheck.oracle.floats import bits
 from ropecheck.oracle.rotation import Rotation, rotate_strict
 from ropecheck.suites.cases import Case, Inputs, Operands, build
 from ropecheck.suites.payloads import FINITE_PAYLOADS, PAYLOADS
-from torch import Tensor
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -111,7 +112,8 @@ def members(rotation: Rotation, y: Tensor) -> Tensor:
     table = [t.unsqueeze(-2).expand(pairs[0].shape).double() for t in (rotation.cos, rotation.sin)]
     sets = admissible(rotation.recipe, pairs[0].double(), pairs[1].double(), *table, y.dtype)
     found = [held.contains(half.contiguous()) for held, half in zip(sets, rotation.pairing.split(y), strict=True)]
-    return found[0] & found[1]
+    both: Tensor = found[0] & found[1]
+    return both
 
 
 @pytest.mark.parametrize("contract", ["qwen-image", "neox"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ropecheck.suites.views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
 from torch import Tensor
+
+from ropecheck.suites.views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
 
 B, S, H, D, L = 2, 7, 3, 8, 4
 

@@ -216,9 +216,7 @@ WRONG = (
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: f"{w.contract}-{w.title}")
-def test_wrong_arithmetic_fails_accuracy_and_nothing_else(
-    wrong: Wrong, failing: Callable[..., dict[str, str]]
-) -> None:
+def test_wrong_arithmetic_fails_accuracy_and_nothing_else(wrong: Wrong, failing: Callable[..., dict[str, str]]) -> None:
     """A fault that is the same for every layout, call and memory is seen by the accuracy judgements alone."""
     backward = wrong.vjp or transposed(wrong.run)
     for dtype in wrong.dtypes:
@@ -233,9 +231,9 @@ def test_wrong_arithmetic_fails_accuracy_and_nothing_else(
     ("name", "run"), [("qwen-image", adjacent), ("neox", half_split), ("hf-llama", half_split_three_roundings)]
 )
 def test_right_arithmetic_passes(name: str, run: Rotate, failing: Callable[..., dict[str, str]]) -> None:
-    """The rotations that the wrong ones are made from pass every judgement in every dtype."""
+    """The rotations that the wrong ones are made from pass every judgement, in bf16 and in fp32."""
     candidate = Candidate("right", name, run, devices=("cpu",), provides=("vjp", "strict"), vjp=transposed(run))
     if name == "hf-llama":
         # Its contract's gradient is added onto zeros, which a claim of strict would be held to.
         candidate = Candidate("right", name, run, devices=("cpu",), provides=("vjp",), vjp=transposed(run))
-    assert failing(candidate) == {}
+    assert failing(candidate, dtypes=("bfloat16", "float32")) == {}

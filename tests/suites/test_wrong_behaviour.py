@@ -37,7 +37,9 @@ def ignoring_strides(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def ignoring_table_strides(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Reads the tables' memory as if it were contiguous."""
-    cos, sin = (t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride(), t.storage_offset()) for t in (cos, sin))
+    cos, sin = (
+        t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride(), t.storage_offset()) for t in (cos, sin)
+    )
     return right(x, cos, sin)
 
 
@@ -274,7 +276,7 @@ def test_another_kernel_than_declared(name: str, failing: Callable[..., dict[str
     assert expected in reasons["provenance"]
 
 
-FALLBACK = '''
+FALLBACK = """
 import triton
 from ropecheck.kernels import multi_axis_rope
 from ropecheck.kernels.reference import rotate_reference
@@ -288,7 +290,7 @@ def run(x, cos, sin):
     return rotate_reference(x, cos, sin, False, False)
 
 CANDIDATES = [Candidate("fallback", "qwen-image", run, devices=("cpu",))]
-'''
+"""
 
 
 def test_silent_fallback(tmp_path: Path, failing: Callable[..., dict[str, str]]) -> None:
