@@ -103,13 +103,17 @@ class _Product:
 
 @dataclass(frozen=True)
 class _Sum:
-    """``left + right``, or ``left - right``, rounded to ``target``; then ``zero``, unless it is None, is added."""
+    """``left + right``, or ``left - right``, rounded to ``target``.
+
+    ``zero`` is what is added to that then: +0 or, as None, nothing; ``either`` says that both are admitted.
+    """
 
     left: _Product
     right: _Product
     subtracts: bool
     target: torch.dtype
     zero: float | None
+    either: bool
 
     def of(self, left: Tensor, right: Tensor) -> Tensor:
         return left - right if self.subtracts else left + right
@@ -121,7 +125,7 @@ class _Sum:
 def _sums(recipe: Recipe, x0: Tensor, x1: Tensor, c: Tensor, s: Tensor, dtype: torch.dtype) -> dict[str, _Sum]:
     """The sum behind each output of ``recipe``."""
     inputs = {"x0": x0, "x1": x1, "c": c, "s": s}
-    onto_zero = {step.left: step.out for step in recipe.steps if step.right == "zero"}
+    onto_zero = {step.left: step for step in recipe.steps if step.right == "zero"}
     products: dict[str, _Product] = {}
     sums: dict[str, _Sum] = {}
     for step in recipe.steps:
@@ -129,9 +133,11 @@ def _sums(recipe: Recipe, x0: Tensor, x1: Tensor, c: Tensor, s: Tensor, dtype: t
         if step.op == "mul":
             products[step.out] = _product(step, inputs[step.left] * inputs[step.right], target)
         elif step.right != "zero":
-            zero = 0.0 if step.out in onto_zero else None
+            final = onto_zero.get(step.out, step)
+            either = final is not step
+            zero = 0.0 if either and final.customary else None
             operands = products[step.left], products[step.right]
-            sums[onto_zero.get(step.out, step.out)] = _Sum(*operands, step.op == "sub", target, zero)
+            sums[final.out] = _Sum(*operands, step.op == "sub", target, zero, either)
     return sums
 
 
@@ -144,21 +150,26 @@ def _product(step: Step, exact: Tensor, target: torch.dtype) -> _Product:
 def _set(total: _Sum, dtype: torch.dtype) -> AdmissibleSet:
     if total.target == dtype:
         forms = _forms(total)
-        if total.zero is not None:
+        if total.either:
             # Nothing is rounded after zero is added, which therefore only clears the sign of a zero.
-            forms = {name: _cleared(v) for name, v in forms.items()} | _not_onto_zero(forms)
+            cleared = {name: _cleared(v) for name, v in forms.items()}
+            forms = _either(forms, cleared, total.zero)
         return _span(forms)
     common, doubtful = _settled(total, dtype)
     return _scattered(common, doubtful, _narrowed_forms(total.at(doubtful), dtype))
 
 
-def _not_onto_zero(forms: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{name}, not onto zero": values for name, values in forms.items()}
+def _either(without: dict[str, Tensor], onto: dict[str, Tensor], zero: float | None) -> dict[str, Tensor]:
+    """The forms without and with +0 added, the strict ones first and the others by a name that says so."""
+    if zero is None:
+        return without | {f"{name}, onto zero": values for name, values in onto.items()}
+    return onto | {f"{name}, not onto zero": values for name, values in without.items()}
 
 
 def _cleared(values: Tensor) -> Tensor:
+    # The bytes of -0 are the least integer; a reduction is a tenth of a comparison.
     minus_zero = torch.iinfo(format_of(values.dtype).integer).min
-    return values + 0.0 if bool((bits(values) == minus_zero).any()) else values
+    return values + 0.0 if values.numel() and int(bits(values).amin()) == minus_zero else values
 
 
 def _settled(total: _Sum, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -240,9 +251,7 @@ def _narrowed_forms(total: _Sum, dtype: torch.dtype) -> dict[str, Tensor]:
             rows.append(round_double(_plus(direct, zero), dtype))
         return dict(zip(names, torch.cat(rows), strict=True))
 
-    if total.zero is None:
-        return rounded(None)
-    return rounded(total.zero) | _not_onto_zero(rounded(None))
+    return _either(rounded(None), rounded(0.0), total.zero) if total.either else rounded(None)
 
 
 def _separate(total: _Sum, dtype: torch.dtype, zero: float | None) -> Tensor:

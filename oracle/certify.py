@@ -95,7 +95,7 @@ class _Walk:
     def output(self, recipe: Recipe, point: Point) -> list[float]:
         """Every form of ``point``'s element in the activation format, the strict one first."""
         known: dict[str, list[Any]] = {"x0": [point.x0], "x1": [point.x1], "c": [point.c], "s": [point.s]}
-        onto_zero = {step.left: step.out for step in recipe.steps if step.right == "zero"}
+        onto_zero = {step.left: step for step in recipe.steps if step.right == "zero"}
         for step in recipe.steps:
             target = self.activation if step.dtype == "activation" else self.fp32
             if step.op == "mul":
@@ -104,10 +104,13 @@ class _Walk:
                 rounded = _again(rounded, target)
                 fuses = step.contractible and target is self.fp32
                 known[step.out] = [rounded, exact] if fuses else [rounded]
-            elif step.right != "zero" and onto_zero.get(step.out, step.out) == point.output:
+            elif step.right != "zero" and onto_zero.get(step.out, step).out == point.output:
                 summands = (known[step.left], known[step.right], step.op == "sub", target)
-                cleared = self._sums(*summands, clears=True) if step.out in onto_zero else []
-                return cleared + self._sums(*summands, clears=False)
+                plain = self._sums(*summands, clears=False)
+                if step.out not in onto_zero:
+                    return plain
+                cleared = self._sums(*summands, clears=True)
+                return cleared + plain if onto_zero[step.out].customary else plain + cleared
         raise ValueError(f"recipe '{recipe.name}' has no output {point.output!r}")
 
     def _sums(self, left: list[Any], right: list[Any], negate: bool, target: Format, *, clears: bool) -> list[float]:

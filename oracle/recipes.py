@@ -21,6 +21,9 @@ class Step:
 
     ``contractible`` says whether a multiplication may be fused into the addition that consumes it, its own
     rounding then being lost. Only a candidate's claim ``strict`` takes that freedom away.
+
+    A sum onto ``zero`` turns -0 into +0. Autograd makes one where it accumulates a gradient, as in the backward of a
+    slice: so it may be left out or put in by everybody, and ``customary`` says which of both is strict.
     """
 
     out: str
@@ -29,6 +32,7 @@ class Step:
     right: str
     dtype: Literal["float32", "activation"] = "float32"
     contractible: bool = False
+    customary: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,19 +51,13 @@ def _rotation(name: str, dtype: _Dtype) -> Recipe:
     return Recipe(name, (*_products(dtype), *sums))
 
 
-def _transposed(name: str, dtype: _Dtype) -> Recipe:
-    sums = (Step("y0", "add", "x0c", "x1s", dtype), Step("y1", "sub", "x1c", "x0s", dtype))
-    return Recipe(name, (*_products(dtype), *sums))
-
-
-def _transposed_onto_zeros(name: str, dtype: _Dtype) -> Recipe:
-    """Autograd's backward of a concatenation of slices adds the parts to a tensor of zeros: -0 becomes +0.
-
-    That is how a gradient is accumulated, not what a rotation demands: a sum onto ``zero`` may be left out, and only
-    a claim of ``strict`` is held to it.
-    """
+def _transposed(name: str, dtype: _Dtype, *, onto_zero: bool) -> Recipe:
+    """``onto_zero`` says whether the vendor's autograd accumulates the gradient onto zeros."""
     sums = (Step("sum0", "add", "x0c", "x1s", dtype), Step("sum1", "sub", "x1c", "x0s", dtype))
-    zeros = (Step("y0", "add", "sum0", "zero", dtype), Step("y1", "add", "sum1", "zero", dtype))
+    zeros = (
+        Step("y0", "add", "sum0", "zero", dtype, customary=onto_zero),
+        Step("y1", "add", "sum1", "zero", dtype, customary=onto_zero),
+    )
     return Recipe(name, (*_products(dtype), *sums, *zeros))
 
 
@@ -69,9 +67,9 @@ def _products(dtype: _Dtype) -> tuple[Step, ...]:
 
 
 ONE_ROUNDING = _rotation("fp32, one rounding", "float32")
-ONE_ROUNDING_VJP = _transposed("fp32, one rounding, transposed", "float32")
-ONE_ROUNDING_VJP_ONTO_ZEROS = _transposed_onto_zeros("fp32, one rounding, transposed, onto zeros", "float32")
+ONE_ROUNDING_VJP = _transposed("fp32, one rounding, transposed", "float32", onto_zero=False)
+ONE_ROUNDING_VJP_ONTO_ZEROS = _transposed("fp32, one rounding, transposed, onto zeros", "float32", onto_zero=True)
 ACTIVATION_DTYPE = _rotation("activation dtype, three roundings", "activation")
-ACTIVATION_DTYPE_VJP_ONTO_ZEROS = _transposed_onto_zeros(
-    "activation dtype, three roundings, transposed, onto zeros", "activation"
+ACTIVATION_DTYPE_VJP_ONTO_ZEROS = _transposed(
+    "activation dtype, three roundings, transposed, onto zeros", "activation", onto_zero=True
 )

@@ -126,15 +126,16 @@ class Operands:
 
     def rotation(self) -> Rotation:
         """The oracle's side of the forward."""
-        return self._rotation(self.x.view, self.case.contract.forward)
+        return self._rotation(self.x, self.case.contract.forward)
 
     def vjp(self) -> Rotation:
         """The oracle's side of the backward: the gradient of the forward with ``gradient`` coming in."""
-        return self._rotation(self.gradient.view, self.case.contract.backward)
+        return self._rotation(self.gradient, self.case.contract.backward)
 
-    def _rotation(self, x: Tensor, recipe: Recipe) -> Rotation:
-        own = self.case.contract
-        return Rotation(x, self.cos.view, self.sin.view, own.pairing, recipe, self.case.inputs.conjugate)
+    def _rotation(self, x: Placed, recipe: Recipe) -> Rotation:
+        # As given: a candidate that zeroes its inputs and returns zeros is not to be held against zeros.
+        operands, own = (placed.as_given() for placed in (x, self.cos, self.sin)), self.case.contract
+        return Rotation(*operands, own.pairing, recipe, self.case.inputs.conjugate)
 
 
 def build(case: Case, seed: int) -> Operands:

@@ -179,18 +179,17 @@ def _cancelling(slots: Slots, u: Tensor, w: Tensor, tries: int, sign: int) -> tu
     above it as leaves most tries with one admissible value.
     """
     shape = (tries, len(u))
-    draw = (1 + torch.rand(shape, generator=slots.generator, dtype=torch.float64)) * 2.0**12
-    free = draw.to(slots.dtype)
+    free = ((1 + torch.rand(shape, generator=slots.generator)) * 2.0**12).to(slots.dtype)
     swap = u.abs() < w.abs()
     large, small = torch.where(swap, w, u).double(), torch.where(swap, u, w).double()
     # bf16 has few neighbours to choose from: several degrees of cancellation hold more of them than one.
     degree = min(format_of(slots.dtype).precision, 12) - 16 + 4 * torch.rand(shape, generator=slots.generator)
     apart = torch.exp2(degree) * slots.random(*shape)
     # The larger factor takes the smaller member.
-    derived = (-free.double() * small / large * (1 + apart)).to(slots.dtype)
+    derived = (free.double() * (-small / large) * (1 + apart)).to(slots.dtype)
     p, q = torch.where(swap, free, derived), torch.where(swap, derived, free)
-    turn = torch.where((p.double() * u >= 0) == (sign > 0), 1, -1).to(slots.dtype)
-    return p * turn, q * turn
+    turn = ((p < 0) ^ (u < 0)) == (sign > 0)
+    return torch.where(turn, -p, p), torch.where(turn, -q, q)
 
 
 def _grown(table: Tensor, by: int) -> Tensor:

@@ -28,6 +28,11 @@ class Placed:
         """The bytes of the storage now, uint8."""
         return torch.empty(0, dtype=torch.uint8, device=self.view.device).set_(self.view.untyped_storage())
 
+    def as_given(self) -> Tensor:
+        """The view as it was before any call, whatever a candidate has since done to its memory."""
+        stored = self.before.view(self.view.dtype)
+        return stored.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
+
     def changed_bytes(self) -> int:
         """How many bytes of the storage, guard bands included, are not as they were."""
         return int((self.storage != self.before).sum())

@@ -121,7 +121,8 @@ def test_gpu_asked_for_without_one_exits_3(
 
 def test_policy_demands_a_claim(command: Command, candidates: Path) -> None:
     """A candidate without the claim passes without the policy and fails with it."""
-    policy = '[[require]]\ncandidates = ["mine/*"]\njudgements = ["accuracy-forward", "accuracy-vjp"]\ndevices = ["cpu"]\n'
+    required = 'judgements = ["accuracy-forward", "accuracy-vjp"]'
+    policy = f'[[require]]\ncandidates = ["mine/*"]\n{required}\ndevices = ["cpu"]\n'
     (candidates / "gate.toml").write_text(policy)
     arguments = ("verify", "right.py", *QUICK, "--judgement", "accuracy-vjp")
     assert command(*arguments)[0] == 0
@@ -138,8 +139,9 @@ def test_hostile_candidate_loses_nothing(command: Command, candidates: Path, rig
         "    time.sleep(60) if x.shape[1] == 64 else os._exit(3) if x.shape[1] == 1 else None",
     )
     (candidates / "deadly.py").write_text(deadly)
-    status, out, err = command("verify", "right.py", "deadly.py", "--plan", "smoke", "--dtype", "float32", "--judgement",
-                               "accuracy-forward", "-n", "2", "--case-limit", "4", "--out", "report")  # fmt: skip
+    asked = ("--plan", "smoke", "--dtype", "float32", "--judgement", "accuracy-forward")
+    arguments = (*asked, "-n", "2", "--case-limit", "4", "--out", "report")
+    status, out, err = command("verify", "right.py", "deadly.py", *arguments)
     assert status == 1, out + err
     found = load(candidates / "report")
     verdicts = found["verdicts"]

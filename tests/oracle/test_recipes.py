@@ -47,6 +47,9 @@ def step_by_step(recipe: Recipe, x0: Tensor, x1: Tensor, c: Tensor, s: Tensor) -
     """The recipe as separate torch operations, each of which rounds to the dtype of its step."""
     known = {"x0": x0, "x1": x1, "c": c, "s": s, "zero": torch.zeros((), dtype=x0.dtype)}
     for step in recipe.steps:
+        if not step.customary:
+            known[step.out] = known[step.left]
+            continue
         dtype = torch.float32 if step.dtype == "float32" else x0.dtype
         operation = {"mul": torch.mul, "add": torch.add, "sub": torch.sub}[step.op]
         known[step.out] = operation(known[step.left].to(dtype), known[step.right].to(dtype))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -32,7 +33,7 @@ def test_up_and_down_again_is_the_identity() -> None:
     assert np.isnan(bfloat16_to_float32(back[~number])).all()
 
 
-def around_every_midpoint() -> np.ndarray:  # type: ignore[type-arg]
+def around_every_midpoint() -> npt.NDArray[np.float32]:
     """fp32 patterns: each bf16, the midpoint behind it, and the fp32 numbers beside both."""
     base = EVERY_BFLOAT16.astype(np.uint32) << 16
     offsets = np.array([0, 1, 2, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0x8002, 0xFFFE, 0xFFFF], dtype=np.uint32)

@@ -39,8 +39,9 @@ def half_split_three_roundings(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def axes_swapped(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The height's lanes use the width's table, and the reverse."""
     frame, height, width = 8, 28, 28
-    cos, sin = (torch.cat([t.split((frame, height, width), dim=-1)[i] for i in (0, 2, 1)], dim=-1) for t in (cos, sin))
-    return adjacent(x, cos, sin)
+    frames, rows, columns = (torch.arange(n) for n in (frame, height, width))
+    swapped = torch.cat((frames, frame + height + columns, frame + rows))
+    return adjacent(x, cos[..., swapped], sin[..., swapped])
 
 
 def bfloat16_table(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -29,18 +29,18 @@ def transposed(gradient: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return right(gradient, cos, -sin)
 
 
+def as_if_contiguous(t: Tensor) -> Tensor:
+    return t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride(), t.storage_offset())
+
+
 def ignoring_strides(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Reads x's memory as if it were contiguous."""
-    strides = torch.empty(x.shape, device="meta").stride()
-    return right(x.as_strided(x.shape, strides, x.storage_offset()), cos, sin)
+    return right(as_if_contiguous(x), cos, sin)
 
 
 def ignoring_table_strides(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Reads the tables' memory as if it were contiguous."""
-    cos, sin = (
-        t.as_strided(t.shape, torch.empty(t.shape, device="meta").stride(), t.storage_offset()) for t in (cos, sin)
-    )
-    return right(x, cos, sin)
+    return right(x, as_if_contiguous(cos), as_if_contiguous(sin))
 
 
 def scrambling_the_tail(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ def trace_of(backend: str, direction: str = "forward") -> Iterator[list[Any]]:
     yield [SimpleNamespace(backend=backend, direction=direction)]
 
 
-TRACES = {
+TRACES: dict[str, tuple[dict[str, Any], str]] = {
     "names-another-backend": ({"backend": "triton", "trace": lambda: trace_of("reference")}, "backend reference ran"),
     "records-nothing": ({"backend": "triton", "trace": lambda: trace_of("triton", "backward")}, "records no forward"),
     "kernel-not-seen": ({"kernels": ("rotation_kernel",)}, "kernel rotation_kernel was not seen to run; seen: none"),
