@@ -96,7 +96,7 @@ def magnitudes(slots: Slots) -> Tensor:
     return (slots.random(*slots.shape).clamp(-4, 4).double() * scale).to(slots.dtype)
 
 
-_TRIES = {"near": 1 << 12, "table": 1 << 11, "form": 1 << 8}
+_TRIES = {"near": 1 << 12, "table": 1 << 10, "form": 1 << 8}
 
 
 def hard_to_round(slots: Slots) -> Tensor:
