@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _PROPERTY = "ropecheck"
 _DEATHS_ALLOWED = 3
 _LAST_WORDS = "last-words.jsonl"
+_VERDICTS = "verdicts.jsonl"
+_DEATHS = "deaths.txt"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -139,7 +141,7 @@ def record(request: pytest.FixtureRequest, verdict: Verdict) -> None:
 def deaths(config: pytest.Config, candidate: str) -> int:
     """How many processes ``candidate`` has taken down in this run, as far as the collector has seen."""
     directory = config.getoption("--verdicts")
-    log = Path(directory) / "deaths.txt" if directory else None
+    log = Path(directory) / _DEATHS if directory else None
     return log.read_text().splitlines().count(candidate) if log is not None and log.exists() else 0
 
 
@@ -174,6 +176,9 @@ class VerdictCollector:
         self, directory: Path, case_limit: float, tell: Callable[[Verdict], None] = lambda verdict: None
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        # What an earlier run left would be counted as this one's, its deaths above all.
+        for name in (_VERDICTS, _DEATHS, _LAST_WORDS):
+            (directory / name).unlink(missing_ok=True)
         self.directory = directory
         self.case_limit = case_limit
         self.tell = tell
@@ -207,7 +212,7 @@ class VerdictCollector:
         if words.exists():
             said = dict(json.loads(line) for line in words.read_text().splitlines())
             reason = said.get(nodeid, reason)
-        with (self.directory / "deaths.txt").open("a") as log:
+        with (self.directory / _DEATHS).open("a") as log:
             log.write(candidate + "\n")
         return Verdict(candidate, "", judgement, device, dtype, case, "fail", reason, seconds=round(seconds, 3))
 
@@ -215,11 +220,11 @@ class VerdictCollector:
         from .verdicts import canonical
 
         self.verdicts.append(verdict)
-        with (self.directory / "verdicts.jsonl").open("a") as lines:
+        with (self.directory / _VERDICTS).open("a") as lines:
             lines.write(canonical(verdict.as_json()) + "\n")
         self.tell(verdict)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         counts = Counter(v.verdict for v in self.verdicts)
         said = ", ".join(f"{n} {name}" for name, n in counts.items()) or "no verdict"
-        terminalreporter.write_line(f"ropecheck: {said}; written to {self.directory / 'verdicts.jsonl'}")
+        terminalreporter.write_line(f"ropecheck: {said}; written to {self.directory / _VERDICTS}")
