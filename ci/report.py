@@ -158,12 +158,12 @@ def pin_lines(pins: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for report in pins:
         state, style = report["state"], "green" if report["state"] == "known" else "yellow"
-        if state in ("unequal", "missing"):
+        if state == "unequal":
             style = "bold red"
         release = f"{report['package']} {report['release'] or ''}".strip()
         detail = f"{report['cases']} cases equal byte for byte" if state in ("known", "drift") else ""
-        if state == "unequal":
-            detail = report["first_unequal"] or ""
+        if state in ("unequal", "missing"):
+            detail = report["first_unequal"] or "a symbol that the contract was read from is not there"
         lines.append(f"pin of {report['contract']}: [{style}]{state}[/] ({escape(release)}) {escape(detail)}".rstrip())
     return lines
 

@@ -181,7 +181,7 @@ def exit_status(outcome: Outcome, selection: Selection, unmet: Sequence[Any] | N
     """
     if any("judge failed" in v.facts for v in outcome.verdicts):
         return 4
-    if any(report["state"] in ("unequal", "missing") for report in outcome.pins):
+    if any(report["state"] == "unequal" for report in outcome.pins):
         return 4
     if any(v.verdict == "fail" for v in outcome.verdicts) or any(not u.blocked for u in unmet or ()):
         return 1

@@ -74,11 +74,16 @@ class Pin:
         named = {r for texts in self.symbols.values() for text in texts for r in text.releases}
         return tuple(sorted(named, key=_order))
 
-    def expected_symbols(self, release: str) -> tuple[str, ...]:
-        """The symbols that ``release`` ought to have: those of the newest recorded release up to it."""
+    def expected_symbols(self, release: str) -> tuple[tuple[str, ...], ...]:
+        """The sets of symbols that ``release`` may have: those of the recorded releases before and after it.
+
+        One set for a recorded release. Between two, a symbol may have been renamed already or not yet.
+        """
         until = [r for r in self.releases if _order(r) <= _order(release)]
-        nearest = until[-1] if until else self.releases[0]
-        return tuple(n for n, texts in self.symbols.items() if any(nearest in t.releases for t in texts))
+        after = [r for r in self.releases if _order(r) > _order(release)]
+        near = until[-1:] if release in self.releases else [*until[-1:], *after[:1]]
+        sets = (tuple(n for n, texts in self.symbols.items() if any(r in t.releases for t in texts)) for r in near)
+        return tuple(dict.fromkeys(sets))
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ def check_pins(contract: Contract) -> PinReport:
     except metadata.PackageNotFoundError:
         return PinReport(contract.name, recorded.package, None, (), tables, 0, None, "not-installed")
     with _quiet(), _one_thread():
-        found = {name: _resolve(name) for name in recorded.expected_symbols(release)}
+        found = _found(recorded.expected_symbols(release))
         symbols = {name: _text_report(name, symbol, recorded.symbols[name]) for name, symbol in found.items()}
         by_name = {n.partition(":")[2]: s for n, s in found.items() if not isinstance(s, _Missing)}
         cases, first_unequal = 0, None
@@ -221,6 +226,12 @@ class _Missing:
     """Stands for a symbol that could not be had."""
 
     reason: str
+
+
+def _found(alternatives: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
+    """The symbols of the first set that is there in full, else of the first set with what is missing."""
+    resolved = [{name: _resolve(name) for name in names} for names in alternatives]
+    return next((f for f in resolved if not any(isinstance(s, _Missing) for s in f.values())), resolved[0])
 
 
 def _resolve(name: str) -> Any:

@@ -31,9 +31,8 @@ def outcome(*verdicts: Verdict, pins: tuple[str, ...] = (), **entry: Any) -> Out
         (outcome(verdict("pass"), verdict("blocked")), 3),
         (outcome(verdict("fail"), verdict("blocked")), 1),
         (outcome(verdict("fail"), verdict("blocked", **{"judge failed": "certification"})), 4),
-        (outcome(verdict("pass"), pins=("known", "drift", "not-installed")), 0),
+        (outcome(verdict("pass"), pins=("known", "drift", "missing", "not-installed")), 0),
         (outcome(verdict("fail"), pins=("unequal",)), 4),
-        (outcome(verdict("pass"), pins=("missing",)), 4),
         # Not one case was executed.
         (outcome(verdict("not-applicable")), 3),
         # A session ended before it reached every question.

@@ -240,19 +240,19 @@ def test_syntax_hash_sees_code_and_nothing_else() -> None:
 
 
 def test_expected_symbols_follow_the_release() -> None:
-    """A release is asked for the symbols of the newest recorded release up to it."""
+    """A symbol is expected from the first release that has it on; between two recorded releases, perhaps."""
     recorded = pin("qwen-image")
-    layered = f"{QWEN}:QwenEmbedLayer3DRope"
-    assert layered not in recorded.expected_symbols("0.36.0")
-    assert layered not in recorded.expected_symbols("0.36.5")
-    assert layered in recorded.expected_symbols("0.37.0")
-    assert layered in recorded.expected_symbols("1.0.0.dev0")
+    layered = "diffusers.models.transformers.transformer_qwenimage:QwenEmbedLayer3DRope"
+    expected = {r: [layered in names for names in recorded.expected_symbols(r)] for r in recorded.releases}
+    assert {r: e for r, e in expected.items() if e == [False]}.keys() == {"0.35.0", "0.35.1", "0.35.2", "0.36.0"}
+    assert [layered in names for names in recorded.expected_symbols("0.36.5")] == [False, True]
+    assert [layered in names for names in recorded.expected_symbols("1.0.0.dev0")] == [True]
     assert recorded.expected_symbols("0.1") == recorded.expected_symbols("0.35.0")
     vision = pin("hf-vision-2d")
-    names = {r: {n.partition(":")[2] for n in vision.expected_symbols(r)} for r in ("5.16.1", "5.18.0")}
-    assert "VisionRotaryEmbedding" in names["5.16.1"]
-    assert "VisionRotaryEmbedding" not in names["5.18.0"]
-    assert "Qwen2VLVisionRotaryEmbedding" in names["5.18.0"]
+    names = [{n.partition(":")[2] for n in names} for names in vision.expected_symbols("5.17.0")]
+    assert ["VisionRotaryEmbedding" in n for n in names] == [True, False]
+    assert ["Qwen2VLVisionRotaryEmbedding" in n for n in names] == [False, True]
+
 
 
 @pytest.mark.parametrize("name", pinned())
