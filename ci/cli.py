@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.markup import escape
 
 from ropecheck.oracle import __version__
 from ropecheck.oracle.contracts import CONTRACTS
@@ -135,9 +136,8 @@ def _verify(options: argparse.Namespace) -> int:
         options.plan, options.contract, options.judgement, options.device, options.dtype, options.case
     )
     requirements = load_policy(options.policy) if options.policy else None
-    run = Run(
-        tuple(options.candidates) or SHIPPED, selection, options.seed, options.workers, options.case_limit
-    )
+    specifications = tuple(dict.fromkeys(options.candidates)) or SHIPPED
+    run = Run(specifications, selection, options.seed, options.workers, options.case_limit)
     console = _console(stderr=options.json)
     started = datetime.now(timezone.utc)
     with tempfile.TemporaryDirectory() as scratch:
@@ -157,12 +157,13 @@ def _verify(options: argparse.Namespace) -> int:
         evidence = document(outcome.verdicts, record(), outcome.pins, settings)
         if options.out:
             close(folder, out, evidence)
-    specifications = {c["name"]: c["specification"] for c in outcome.candidates}
-    report.summary(console, outcome.verdicts, outcome.pins, specifications)
+    origin = {c["name"]: c["specification"] for c in outcome.candidates}
+    report.summary(console, outcome.verdicts, outcome.pins, origin)
     for unmet_cell in missing or ():
         console.print(f"[red]required[/] {unmet_cell.cell}: {unmet_cell.reason}", highlight=False)
     if count := lost(outcome):
-        console.print(f"[yellow]{count} cases were not reached: a session ended early (see its pytest.log)[/]")
+        said = "; ".join(f"{device}: {line}" for device, line in outcome.sessions.items())
+        console.print(f"[yellow]{count} cases were not reached, for a session ended early:[/] {escape(said)}")
     for name in sorted(without_case(outcome)):
         console.print(f"[yellow]no case of {name} was executed[/]")
     if options.out:

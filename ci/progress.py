@@ -18,7 +18,8 @@ def watched(console: Console, outcome: Outcome) -> Iterator[Callable[[Verdict], 
     """Yield what is to be told of each verdict. On no terminal a line is printed every tenth of the way."""
     total = sum(c["questions"] for c in outcome.candidates)
     names = len(outcome.candidates)
-    console.print(f"{total} questions to {names} candidate{'s' if names != 1 else ''}")
+    cases = sum(c["cases"] for c in outcome.candidates)
+    console.print(f"{cases} cases for {names} candidate{'s' if names != 1 else ''}")
     seen = {"fail": 0, "blocked": 0, "number": 0}
 
     def counted(verdict: Verdict) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -18,20 +18,26 @@ _STYLES = {"pass": "green", "fail": "bold red", "blocked": "yellow", "not-applic
 _SHOWN_PER_CELL = 2
 
 
-def matrix(verdicts: Sequence[Verdict]) -> Table:
-    """Judgement x candidate. A cell says, for each device, how many cases passed, failed and were blocked."""
-    table = Table(title="cases passed, by judgement and candidate", title_justify="left", show_lines=True)
-    table.add_column("judgement", no_wrap=True)
+_COLUMNS = 7
+
+
+def matrices(verdicts: Sequence[Verdict]) -> Iterator[Table]:
+    """Judgement x candidate, at most seven candidates to a table. A cell says, for each device, how many cases
+    passed, failed and were blocked."""
     candidates = sorted({v.candidate for v in verdicts})
-    for name in candidates:
-        table.add_column(escape(name.replace("/", "/\n")), overflow="fold", min_width=10)
     devices = sorted({v.device for v in verdicts})
     cells: dict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
     for v in verdicts:
         cells[v.judgement, v.candidate, v.device].append(v)
-    for judgement in (name for name in JUDGEMENTS if any(v.judgement == name for v in verdicts)):
-        table.add_row(judgement, *(_cell(cells, judgement, name, devices) for name in candidates))
-    return table
+    for start in range(0, len(candidates), _COLUMNS):
+        table = Table(show_lines=True)
+        table.add_column("cases passed", no_wrap=True)
+        shown = candidates[start : start + _COLUMNS]
+        for name in shown:
+            table.add_column(escape(name.replace("/", "/\n")), overflow="fold", min_width=10)
+        for judgement in (name for name in JUDGEMENTS if any(v.judgement == name for v in verdicts)):
+            table.add_row(judgement, *(_cell(cells, judgement, name, devices) for name in shown))
+        yield table
 
 
 def _cell(cells: dict[tuple[str, str, str], list[Verdict]], judgement: str, candidate: str, devices: list[str]) -> str:
@@ -95,7 +101,7 @@ def element(worst: Any) -> list[str]:
     where = [f"{name} {worst[name]}" for name in places if name in worst]
     lines = ["worst element: " + escape(", ".join(where))] if where else []
     if "inputs" in worst:
-        given = ", ".join(f"{name} = {value}" for name, value in worst["inputs"].items())
+        given = ", ".join(f"{name} = {worst['inputs'][name]}" for name in ("x0", "x1", "cos", "sin"))
         lines.append(escape(f"made from {given}"))
     if "admissible" in worst:
         low, high = worst["admissible"]
@@ -148,7 +154,7 @@ def blocked_reasons(verdicts: Sequence[Verdict]) -> list[str]:
             reasons[v.reason].add(v.candidate)
             numbers[v.reason] += 1
     return [
-        f"[yellow]blocked[/] {numbers[reason]} cells or cases of {len(names)} candidates: {escape(reason)}"
+        f"[yellow]blocked[/] {numbers[reason]} of {escape(', '.join(sorted(names)))}: {escape(reason)}"
         for reason, names in sorted(reasons.items())
     ]
 
@@ -175,7 +181,8 @@ def summary(
     for text in failures(verdicts, specifications):
         # Unwrapped: a command that is broken over lines cannot be copied.
         console.print(text + "\n", highlight=False, soft_wrap=True)
-    console.print(matrix(verdicts))
+    for table in matrices(verdicts):
+        console.print(table)
     for line in (*pin_lines(pins), *blocked_reasons(verdicts)):
         console.print(line)
     failed = [v for v in verdicts if v.verdict == "fail"]

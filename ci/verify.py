@@ -40,11 +40,14 @@ class Run:
 
 @dataclass
 class Outcome:
-    """Everything that a run reached. ``candidates`` is the inventory, ``sessions`` the exit status of each session."""
+    """Everything that a run reached.
+
+    ``candidates`` is the inventory, ``sessions`` the last line that the session of each device wrote.
+    """
 
     candidates: list[dict[str, Any]]
     verdicts: list[Verdict] = field(default_factory=list)
-    sessions: dict[str, int] = field(default_factory=dict)
+    sessions: dict[str, str] = field(default_factory=dict)
     pins: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -128,7 +131,8 @@ def carry_out(run: Run, folder: Path, outcome: Outcome, tell: Callable[[Verdict]
                 if process.poll() is None:
                     process.terminate()
                     process.wait()
-        outcome.sessions[device] = process.returncode
+        lines = (session / "pytest.log").read_text(errors="replace").split("\n")
+        outcome.sessions[device] = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
 
 
 def session_command(run: Run, selection: Selection, session: Path) -> list[str]:
@@ -138,7 +142,7 @@ def session_command(run: Run, selection: Selection, session: Path) -> list[str]:
         "--on": selection.devices, "--dtype": selection.dtypes, "--case": selection.cases,
     }  # fmt: skip
     return [
-        *python_command("pytest"), "--pyargs", "ropecheck.suites", "-q", "--tb=no", "-c", os.devnull,
+        *python_command("pytest"), "--pyargs", "ropecheck.suites", "-q", "--tb=no", "-c", os.devnull, "--noconftest",
         "--rootdir", str(session), "-p", "no:cacheprovider", "-n", str(run.workers), "--dist", "worksteal",
         # A crash costs a worker; how many deaths a candidate may cause is the plugin's business.
         "--max-worker-restart", "1000000", "--plan", selection.plan, "--seed", str(run.seed),

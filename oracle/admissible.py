@@ -85,7 +85,8 @@ def strict(
 ) -> tuple[Tensor, Tensor]:
     """Only the :data:`SEPARATE` form of ``y0`` and ``y1``; arguments as for :func:`admissible`."""
     sums = _sums(recipe, x0, x1, c, s, dtype)
-    return _separate(sums["y0"], dtype, sums["y0"].zero), _separate(sums["y1"], dtype, sums["y1"].zero)
+    first, second = sums["y0"], sums["y1"]
+    return _separate(first, dtype, first.onto_zero), _separate(second, dtype, second.onto_zero)
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,14 @@ class _Product:
 class _Sum:
     """``left + right``, or ``left - right``, rounded to ``target``.
 
-    ``zero`` is what is added to that then: +0 or, as None, nothing; ``either`` says that both are admitted.
+    +0 may be added to that, before the last rounding or after it; ``onto_zero`` says that strictly it is, before.
     """
 
     left: _Product
     right: _Product
     subtracts: bool
     target: torch.dtype
-    zero: float | None
-    either: bool
+    onto_zero: bool
 
     def of(self, left: Tensor, right: Tensor) -> Tensor:
         return left - right if self.subtracts else left + right
@@ -125,19 +125,16 @@ class _Sum:
 def _sums(recipe: Recipe, x0: Tensor, x1: Tensor, c: Tensor, s: Tensor, dtype: torch.dtype) -> dict[str, _Sum]:
     """The sum behind each output of ``recipe``."""
     inputs = {"x0": x0, "x1": x1, "c": c, "s": s}
-    onto_zero = {step.left: step for step in recipe.steps if step.right == "zero"}
     products: dict[str, _Product] = {}
     sums: dict[str, _Sum] = {}
     for step in recipe.steps:
         target = dtype if step.dtype == "activation" else torch.float32
         if step.op == "mul":
             products[step.out] = _product(step, inputs[step.left] * inputs[step.right], target)
-        elif step.right != "zero":
-            final = onto_zero.get(step.out, step)
-            either = final is not step
-            zero = 0.0 if either and final.customary else None
-            operands = products[step.left], products[step.right]
-            sums[final.out] = _Sum(*operands, step.op == "sub", target, zero, either)
+        elif step.right == "zero":
+            sums[step.out] = replace(sums.pop(step.left), onto_zero=step.customary)
+        else:
+            sums[step.out] = _Sum(products[step.left], products[step.right], step.op == "sub", target, False)
     return sums
 
 
@@ -150,20 +147,18 @@ def _product(step: Step, exact: Tensor, target: torch.dtype) -> _Product:
 def _set(total: _Sum, dtype: torch.dtype) -> AdmissibleSet:
     if total.target == dtype:
         forms = _forms(total)
-        if total.either:
-            # Nothing is rounded after zero is added, which therefore only clears the sign of a zero.
-            cleared = {name: _cleared(v) for name, v in forms.items()}
-            forms = _either(forms, cleared, total.zero)
-        return _span(forms)
+        # Nothing is rounded after zero is added, which therefore only clears the sign of a zero.
+        cleared = {name: _cleared(v) for name, v in forms.items()}
+        return _span(_either(forms, cleared, total.onto_zero))
     common, doubtful = _settled(total, dtype)
     return _scattered(common, doubtful, _narrowed_forms(total.at(doubtful), dtype))
 
 
-def _either(without: dict[str, Tensor], onto: dict[str, Tensor], zero: float | None) -> dict[str, Tensor]:
+def _either(without: dict[str, Tensor], onto: dict[str, Tensor], onto_zero: bool) -> dict[str, Tensor]:
     """The forms without and with +0 added, the strict ones first and the others by a name that says so."""
-    if zero is None:
-        return without | {f"{name}, onto zero": values for name, values in onto.items()}
-    return onto | {f"{name}, not onto zero": values for name, values in without.items()}
+    if onto_zero:
+        return onto | {f"{name}, not onto zero": values for name, values in without.items()}
+    return without | {f"{name}, onto zero": values for name, values in onto.items()}
 
 
 def _cleared(values: Tensor) -> Tensor:
@@ -198,7 +193,7 @@ _NEAR_OVERFLOW = 2.0**127
 def _forms(total: _Sum) -> dict[str, Tensor]:
     """All forms of ``total`` in its target, without zero."""
     left, right = total.left, total.right
-    forms = {SEPARATE: _separate(total, total.target, None)}
+    forms = {SEPARATE: _separate(total, total.target, False)}
     if left.exact is not None:
         forms[f"fused {left.label}"] = _nearest(total, left.exact, right.rounded)[1]
     if right.exact is not None:
@@ -233,7 +228,7 @@ def _narrowed_forms(total: _Sum, dtype: torch.dtype) -> dict[str, Tensor]:
         fused[f"fused {right.label}"] = left.rounded, right.exact
     if left.exact is not None and right.exact is not None:
         fused["exact via fp32"] = left.exact, right.exact
-    names, stops = [SEPARATE], [_separate(total, torch.float32, None)[None]]
+    names, stops = [SEPARATE], [_separate(total, torch.float32, False)[None]]
     direct: Tensor | None = None
     if fused:
         addend = torch.stack([addend for _, addend in fused.values()])
@@ -245,23 +240,25 @@ def _narrowed_forms(total: _Sum, dtype: torch.dtype) -> dict[str, Tensor]:
             direct = torch.stack((high[-1], odd[-1]))
     via = torch.cat(stops)
 
-    def rounded(zero: float | None) -> dict[str, Tensor]:
-        rows = [_plus(via, zero).to(dtype)]
+    def rounded(onto_zero: bool) -> dict[str, Tensor]:
+        rows = [_plus(via, onto_zero).to(dtype)]
         if direct is not None:
-            rows.append(round_double(_plus(direct, zero), dtype))
+            rows.append(round_double(_plus(direct, onto_zero), dtype))
         return dict(zip(names, torch.cat(rows), strict=True))
 
-    return _either(rounded(None), rounded(0.0), total.zero) if total.either else rounded(None)
+    without = rounded(False)
+    last = {f"{name}, onto zero at last": _cleared(values) for name, values in without.items()}
+    return _either(without, rounded(True), total.onto_zero) | last
 
 
-def _separate(total: _Sum, dtype: torch.dtype, zero: float | None) -> Tensor:
+def _separate(total: _Sum, dtype: torch.dtype, onto_zero: bool) -> Tensor:
     # Two summands of 24 bits: fp64 first is innocuous (53 >= 2 * 24 + 2).
     rounded = total.of(total.left.rounded, total.right.rounded).to(torch.float32).to(total.target)
-    return _plus(rounded, zero).to(dtype)
+    return _plus(rounded, onto_zero).to(dtype)
 
 
-def _plus(x: Tensor, zero: float | None) -> Tensor:
-    return x if zero is None else x + zero
+def _plus(x: Tensor, onto_zero: bool) -> Tensor:
+    return x + 0.0 if onto_zero else x
 
 
 def _scattered(common: Tensor, indices: Tensor, forms: dict[str, Tensor]) -> AdmissibleSet:

@@ -110,7 +110,8 @@ class _Walk:
                 if step.out not in onto_zero:
                     return plain
                 cleared = self._sums(*summands, clears=True)
-                return cleared + plain if onto_zero[step.out].customary else plain + cleared
+                last = [value + 0.0 for value in plain]
+                return (cleared + plain if onto_zero[step.out].customary else plain + cleared) + last
         raise ValueError(f"recipe '{recipe.name}' has no output {point.output!r}")
 
     def _sums(self, left: list[Any], right: list[Any], negate: bool, target: Format, *, clears: bool) -> list[float]:

@@ -22,8 +22,8 @@ class Step:
     ``contractible`` says whether a multiplication may be fused into the addition that consumes it, its own
     rounding then being lost. Only a candidate's claim ``strict`` takes that freedom away.
 
-    A sum onto ``zero`` turns -0 into +0. Autograd makes one where it accumulates a gradient, as in the backward of a
-    slice: so it may be left out or put in by everybody, and ``customary`` says which of both is strict.
+    A sum onto ``zero`` turns -0 into +0. Accumulators start with it (a matrix product's, or autograd's in the backward
+    of a slice): so it may be left out or put in by everybody, and ``customary`` says which of both is strict.
     """
 
     out: str
@@ -44,21 +44,25 @@ class Recipe:
 
 
 _Dtype = Literal["float32", "activation"]
+_Sign = Literal["add", "sub"]
 
 
 def _rotation(name: str, dtype: _Dtype) -> Recipe:
-    sums = (Step("y0", "sub", "x0c", "x1s", dtype), Step("y1", "add", "x1c", "x0s", dtype))
-    return Recipe(name, (*_products(dtype), *sums))
+    return Recipe(name, (*_products(dtype), *_sums("sub", "add", dtype, onto_zero=False)))
 
 
 def _transposed(name: str, dtype: _Dtype, *, onto_zero: bool) -> Recipe:
     """``onto_zero`` says whether the vendor's autograd accumulates the gradient onto zeros."""
-    sums = (Step("sum0", "add", "x0c", "x1s", dtype), Step("sum1", "sub", "x1c", "x0s", dtype))
-    zeros = (
+    return Recipe(name, (*_products(dtype), *_sums("add", "sub", dtype, onto_zero=onto_zero)))
+
+
+def _sums(first: _Sign, second: _Sign, dtype: _Dtype, *, onto_zero: bool) -> tuple[Step, ...]:
+    return (
+        Step("sum0", first, "x0c", "x1s", dtype),
+        Step("sum1", second, "x1c", "x0s", dtype),
         Step("y0", "add", "sum0", "zero", dtype, customary=onto_zero),
         Step("y1", "add", "sum1", "zero", dtype, customary=onto_zero),
     )
-    return Recipe(name, (*_products(dtype), *sums, *zeros))
 
 
 def _products(dtype: _Dtype) -> tuple[Step, ...]:

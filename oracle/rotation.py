@@ -24,7 +24,8 @@ PAIRS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}
 class Rotation:
     """One rotation of [B, S, H, D] with its recipe; the oracle's side of a family ``rotate`` call.
 
-    ``cos`` and ``sin`` are [S, R / 2] or [B, S, R / 2]; channels from R on pass through.
+    ``cos`` and ``sin`` are [S, R / 2] or [B, S, R / 2]; channels from R on pass through. ``is_gradient`` says that x
+    is an incoming gradient and the output the gradient of the forward's x.
     """
 
     x: Tensor
@@ -33,6 +34,7 @@ class Rotation:
     pairing: Pairing
     recipe: Recipe
     conjugate: bool = False
+    is_gradient: bool = False
 
     @property
     def rotary_dim(self) -> int:
@@ -67,16 +69,16 @@ class Comparison:
     """What came out of holding a tensor against its admissible sets.
 
     ``outside`` counts the rotated elements that are not members, ``several`` those with more than one admissible
-    value, ``tail_changed`` pass-through elements whose bytes differ. ``unlike`` counts, for each form, the elements
-    that differ from it. ``worst`` holds the elements furthest outside, ``sample`` those drawn for certification
-    together with the widest sets.
+    value, ``tail_changed`` pass-through elements whose bytes differ. ``unlike_of`` counts, for each output
+    and form, the elements that differ from it. ``worst`` holds the elements furthest outside, ``sample`` those drawn
+    for certification together with the widest sets.
     """
 
     elements: int = 0
     outside: int = 0
     several: int = 0
     tail_changed: int = 0
-    unlike: dict[str, int] = field(default_factory=dict)
+    unlike_of: dict[str, dict[str, int]] = field(default_factory=lambda: {"y0": {}, "y1": {}})
     worst: list[Point] = field(default_factory=list)
     sample: list[Point] = field(default_factory=list)
 
@@ -85,9 +87,24 @@ class Comparison:
         return not self.outside and not self.tail_changed
 
     @property
+    def unlike(self) -> dict[str, int]:
+        """For each form the elements that differ from it. A form may belong to one of the two outputs only."""
+        total: dict[str, int] = {}
+        for forms in self.unlike_of.values():
+            for name, count in forms.items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+    @property
     def fingerprint(self) -> tuple[str, ...]:
-        """The forms that reproduce every element."""
-        return tuple(name for name, count in self.unlike.items() if not count)
+        """The forms that reproduce every rotated element, empty where one output has none.
+
+        A form onto zero is named only where the form itself does not reproduce them.
+        """
+        if not all(0 in forms.values() for forms in self.unlike_of.values() if forms):
+            return ()
+        whole = [name for name, count in self.unlike.items() if not count]
+        return tuple(name for name in whole if name.partition(",")[0] not in whole or "," not in name)
 
     @property
     def strict_differs(self) -> int:
@@ -123,8 +140,12 @@ def compare(rotation: Rotation, got: Tensor, *, samples: int = 128, seed: int = 
             result.sample += block.points(torch.cat((chosen.to(x.device), widest)), numbers)
         before += block.pairs
     result.worst = sorted(result.worst, key=lambda p: -p.outside_by)[:worst]
-    tail = slice(rotation.rotary_dim, None)
-    result.tail_changed = int((bits(got[..., tail]) != bits(x[..., tail])).sum())
+    tail, came = x[..., rotation.rotary_dim :], got[..., rotation.rotary_dim :]
+    changed = bits(came) != bits(tail)
+    if rotation.is_gradient:
+        # Accumulated onto zeros, as in the backward of a slice: -0 becomes +0, as in a rotated channel.
+        changed &= ~((came == 0) & (tail == 0) & tail.signbit())
+    result.tail_changed = int(changed.sum())
     return result
 
 
@@ -223,7 +244,7 @@ def _blocks(rotation: Rotation) -> Iterator[_Block]:
 
 
 def _tally(result: Comparison, sets: tuple[AdmissibleSet, AdmissibleSet], outputs: list[Tensor]) -> None:
-    for members, values in zip(sets, outputs, strict=True):
+    for unlike, members, values in zip(result.unlike_of.values(), sets, outputs, strict=True):
         result.elements += values.numel()
         result.outside += int((~members.contains(values)).sum())
         result.several += int((members.low < members.high).sum())
@@ -232,4 +253,4 @@ def _tally(result: Comparison, sets: tuple[AdmissibleSet, AdmissibleSet], output
             # Paths that agree everywhere share one tensor.
             if id(form) not in counted:
                 counted[id(form)] = changed_elements(form, values)
-            result.unlike[name] = result.unlike.get(name, 0) + counted[id(form)]
+            unlike[name] = unlike.get(name, 0) + counted[id(form)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 from ropecheck.oracle.contracts import contract
+
+from .surroundings import Surroundings
 
 CLAIMS = {
     "vjp": "a backward: the gradient with respect to x",
@@ -68,7 +71,7 @@ class Candidate:
     unavailable: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not re.fullmatch(r"[\w.+/-]+", self.name):
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w.+/-]+", self.name, re.ASCII):
             raise CandidateError(f"name must be made of letters, digits and . _ + - / only, not {self.name!r}")
         if not callable(self.run):
             raise CandidateError(f"candidate {self.name}: run must be callable, not {type(self.run).__name__}")
@@ -91,6 +94,15 @@ class Candidate:
                     )
             if not given and argument != "provides":
                 raise CandidateError(f"candidate {self.name}: {argument} must not be empty")
+        for argument in ("sources", "kernels"):
+            given = getattr(self, argument)
+            if isinstance(given, str) or not all(isinstance(v, str) for v in given):
+                raise CandidateError(f"candidate {self.name}: {argument} must be a tuple of strings, not {given!r}")
+        for argument, kind in (("in_place", bool), ("unavailable", str), ("configs", Mapping)):
+            if not isinstance(getattr(self, argument), kind):
+                raise CandidateError(
+                    f"candidate {self.name}: {argument} must be a {kind.__name__}, not {getattr(self, argument)!r}"
+                )
         if self.in_place and "vjp" in self.provides and self.vjp is None:
             raise CandidateError(f"candidate {self.name}: an in_place candidate that claims vjp must give vjp")
         if (self.trace is None) != (self.backend is None):
@@ -141,22 +153,36 @@ def _import_file(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     sys.modules[name] = module
+    before = Surroundings.now()
     try:
         specification.loader.exec_module(module)
     except CandidateError as error:
         del sys.modules[name]
         raise CandidateError(f"candidate file {path.name}: {error}") from None
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise CandidateError(f"candidate file {path.name} does not import: {described(error)}") from None
+    finally:
+        # Libraries switch defaults as they load; the judge computes with its own.
+        before.restore()
     return module
 
 
 def _import_module(name: str) -> ModuleType:
+    before = Surroundings.now()
     try:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            # As ``python -m`` would find it, but behind everything that is installed.
+            sys.path.append(os.getcwd())
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise CandidateError(f"candidate module {name} does not import: {described(error)}") from None
+    finally:
+        before.restore()
 
 
 def _attribute(module: ModuleType, attribute: str, specification: str) -> Any:
@@ -176,5 +202,13 @@ def described(error: BaseException) -> str:
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({Path(error.filename).name}:{error.lineno})"
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' + message[:300] if message else ''}{place}"
+    try:
+        message = " ".join(str(error).split())
+    except BaseException:
+        message = "its message cannot be shown"
+    return printable(f"{type(error).__name__}{': ' + message[:300] if message else ''}{place}")
+
+
+def printable(text: str) -> str:
+    """``text`` with everything escaped that a terminal or a UTF-8 file would not take as plain text."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

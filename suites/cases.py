@@ -28,7 +28,10 @@ vendor's table (of 131,072 positions where there is none); a real grid of Qwen-I
 
 @dataclass(frozen=True)
 class Inputs:
-    """The dimensions of a case. ``head_dim`` and ``rotary_dim`` 0 stand for the contract's own."""
+    """The dimensions of a case. ``head_dim`` and ``rotary_dim`` 0 stand for the contract's own.
+
+    ``sin_view`` is the sine's view where it is not the cosine's, ``table_view``.
+    """
 
     batch: int = 1
     length: int = 7
@@ -40,6 +43,7 @@ class Inputs:
     table: str = "shared"
     x_view: str = "contiguous"
     table_view: str = "contiguous"
+    sin_view: str = ""
     gradient_view: str = "contiguous"
     conjugate: bool = False
 
@@ -48,8 +52,9 @@ class Inputs:
         head_dim, rotary_dim = self.head_dim or own.head_dim, self.rotary_dim or own.rotary_dim
         parts = [f"b{self.batch}-s{self.length}-h{self.heads}-d{head_dim}-r{rotary_dim}"]
         parts += [self.payload, f"{self.table}-table", f"{self.positions}-positions"]
-        views = (("x", self.x_view), ("table", self.table_view), ("gradient", self.gradient_view))
-        parts += [f"{name}={view}" for name, view in views if view != "contiguous"]
+        views = [("x", self.x_view), ("table", self.table_view), ("gradient", self.gradient_view)]
+        views += [("sin", self.sin_view)] if self.sin_view else []
+        parts += [f"{name}={view}" for name, view in views if view != "contiguous" or name == "sin"]
         return "/".join([*parts, "conjugate"] if self.conjugate else parts)
 
 
@@ -84,7 +89,7 @@ class Case:
         if (
             given.x_view in STRIDED_X_VIEWS
             or given.table_view in STRIDED_TABLE_VIEWS
-            or given.gradient_view in STRIDED_X_VIEWS
+            or given.sin_view in STRIDED_TABLE_VIEWS
         ):
             claims.add("strided")
         if given.conjugate:
@@ -126,16 +131,17 @@ class Operands:
 
     def rotation(self) -> Rotation:
         """The oracle's side of the forward."""
-        return self._rotation(self.x, self.case.contract.forward)
+        return self._rotation(self.x, self.case.contract.forward, is_gradient=False)
 
     def vjp(self) -> Rotation:
         """The oracle's side of the backward: the gradient of the forward with ``gradient`` coming in."""
-        return self._rotation(self.gradient, self.case.contract.backward)
+        return self._rotation(self.gradient, self.case.contract.backward, is_gradient=True)
 
-    def _rotation(self, x: Placed, recipe: Recipe) -> Rotation:
+    def _rotation(self, x: Placed, recipe: Recipe, *, is_gradient: bool) -> Rotation:
         # As given: a candidate that zeroes its inputs and returns zeros is not to be held against zeros.
-        operands, own = (placed.as_given() for placed in (x, self.cos, self.sin)), self.case.contract
-        return Rotation(*operands, own.pairing, recipe, self.case.inputs.conjugate)
+        values, cos, sin = (placed.as_given() for placed in (x, self.cos, self.sin))
+        pairing, conjugate = self.case.contract.pairing, self.case.inputs.conjugate
+        return Rotation(values, cos, sin, pairing, recipe, conjugate, is_gradient)
 
 
 def build(case: Case, seed: int) -> Operands:
@@ -152,12 +158,13 @@ def build(case: Case, seed: int) -> Operands:
     payload = PAYLOADS[given.payload]
     x, gradient = payload(slots).to(case.device), payload(transposed).to(case.device)
     view, table_view = X_VIEWS[given.x_view], TABLE_VIEWS[given.table_view]
+    sin_view = TABLE_VIEWS[given.sin_view or given.table_view]
     return Operands(
         case,
         positions,
         view(x),
         table_view(cos.to(case.device)),
-        table_view(sin.to(case.device)),
+        sin_view(sin.to(case.device)),
         X_VIEWS[given.gradient_view](gradient),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,9 @@ def judge(candidate: Candidate, question: Case | Unasked, seed: int) -> Verdict:
         finding = Finding(question.verdict, question.reason)  # type: ignore[arg-type]
         return _attached(candidate, question.judgement, question.device, "", question.id, finding, seed)
     started = time.perf_counter()
+    if "torch._dynamo" in sys.modules:
+        # Every case has sizes of its own: a compiled candidate would meet the recompilation limit of one process.
+        torch._dynamo.reset()
     finding = _found(lambda: JUDGEMENTS[question.judgement].judge(candidate, question, seed))
     verdict = _attached(
         candidate, question.judgement, question.device, question.dtype, question.id, finding, seed

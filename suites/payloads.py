@@ -211,5 +211,3 @@ PAYLOADS: dict[str, Callable[[Slots], Tensor]] = {
     "magnitudes": magnitudes,
     "hard-to-round": hard_to_round,
 }
-
-FINITE_PAYLOADS = tuple(name for name in PAYLOADS if name != "special")

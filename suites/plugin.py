@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -72,6 +73,8 @@ def _prepare_process(config: pytest.Config) -> None:
         repair()
     worker = getattr(config, "workerinput", None)
     if worker is not None:
+        # The process that the workers report to ends them; an interrupt here is then a candidate's.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(worker["workercount"])))
         if torch.cuda.is_available():
             torch.cuda.set_device(int(worker["workerid"].removeprefix("gw")) % torch.cuda.device_count())

@@ -83,6 +83,7 @@ X_VIEWS: dict[str, View] = {
     "heads-stride-2": lambda x: place(x, (0, 1, 2, 3), (1, 1, 2, 1)),
     "heads-stride-0": lambda x: place(x, (0, 1, 2, 3), (1, 1, 0, 1)),
     "channels-stride-2": lambda x: place(x, (0, 1, 2, 3), (1, 1, 1, 2)),
+    "heads-and-channels-stride-2": lambda x: place(x, (0, 1, 2, 3), (1, 1, 2, 2)),
     "channels-stride-0": lambda x: place(x, (0, 1, 2, 3), (1, 1, 1, 0)),
     "channels-outermost": lambda x: place(x, (3, 0, 1, 2), (1, 1, 1, 1)),
     "batch-stride-0": lambda x: place(x, (0, 1, 2, 3), (0, 1, 1, 1)),

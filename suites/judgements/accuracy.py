@@ -10,14 +10,15 @@ case to another value of its dtype.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ropecheck.oracle.contracts import contract
 from ropecheck.oracle.rotation import compare
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, build, cases_of, has_grids
-from ..invocation import forward, vjp
-from ..verdicts import Finding
+from ..invocation import differentiated, forward, vjp
+from ..verdicts import PASS, Finding
 from ..views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS
 from .judgement import Judgement, verdict_of
 
@@ -56,7 +57,31 @@ _STANDARD = (
     Inputs(length=255, heads=1, payload="basis-first", positions="ramp", conjugate=True),
     *(Inputs(batch=2, length=5, table="per-sample", x_view=v, gradient_view=v) for v in STRIDED_X_VIEWS),
     *(Inputs(batch=2, length=5, table="per-sample", table_view=v) for v in STRIDED_TABLE_VIEWS),
+    # The upstream gradient of a sum is expanded, that of a transposed consumer transposed: both without a claim.
+    Inputs(batch=2, length=5, gradient_view="all-stride-0"),
+    Inputs(batch=2, length=5, gradient_view="heads-first", table="per-sample"),
+    # Sizes beyond one block of a kernel, in every dimension at once.
+    Inputs(batch=5, length=260, heads=9, table="per-sample"),
+    Inputs(length=128, heads=17),
+    Inputs(heads=0),
+    Inputs(batch=0, conjugate=True),
+    Inputs(batch=2, length=13, payload="special", conjugate=True),
+    Inputs(batch=2, length=16, payload="magnitudes", conjugate=True),
+    # Views of x and of the tables at once, alike and unlike.
+    Inputs(batch=2, length=5, table="per-sample", x_view="heads-first", table_view="sliced-rows"),
+    Inputs(batch=2, length=5, x_view="packed-qkv", table_view="sliced-rows"),
+    Inputs(batch=2, length=5, table="per-sample", table_view="sliced-rows", sin_view="contiguous"),
+    Inputs(batch=2, length=5, table="per-sample", table_view="contiguous", sin_view="transposed"),
+    Inputs(batch=2, length=13, payload="special", x_view="packed-qkv", gradient_view="packed-qkv"),
     Inputs(batch=2, length=5, head_dim=80, rotary_dim=48, x_view="packed-qkv", gradient_view="heads-first"),
+    Inputs(
+        batch=2, length=5, head_dim=80, rotary_dim=48, x_view="packed-qkv", gradient_view="heads-first",
+        table="per-sample", table_view="sliced-rows", conjugate=True,
+    ),
+    Inputs(batch=2, length=13, head_dim=80, rotary_dim=48, payload="magnitudes"),
+    Inputs(batch=2, length=5, head_dim=64, rotary_dim=64),
+    Inputs(batch=2, length=5, head_dim=72, rotary_dim=72, table="per-sample"),
+    Inputs(batch=2, length=5, head_dim=128, rotary_dim=64, table="per-sample"),
     Inputs(batch=2, length=5, head_dim=80, rotary_dim=80, table="per-sample"),
     Inputs(length=13, head_dim=128, rotary_dim=64, payload="special"),
     Inputs(length=13, head_dim=256, rotary_dim=256, table="per-sample"),
@@ -100,10 +125,20 @@ def judge_forward(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    got = vjp(
-        candidate, given.x.view, given.cos.view, given.sin.view, given.gradient.view, conjugate=case.inputs.conjugate
-    )
-    return verdict_of(compare(given.vjp(), got, seed=seed), given, case.contract.backward)
+    operands = (given.x.view, given.cos.view, given.sin.view, given.gradient.view)
+    y = None
+    if candidate.vjp is not None:
+        got = vjp(candidate, *operands, conjugate=case.inputs.conjugate)
+    else:
+        y, got = differentiated(candidate, *operands, conjugate=case.inputs.conjugate)
+    finding = verdict_of(compare(given.vjp(), got, seed=seed), given, case.contract.backward)
+    if y is None or finding.verdict != PASS:
+        return finding
+    # A kernel may take another path where a gradient is wanted.
+    forward_finding = verdict_of(compare(given.rotation(), y, seed=seed, samples=0), given, case.contract.forward)
+    if forward_finding.verdict == PASS:
+        return finding
+    return replace(forward_finding, reason=f"the forward under autograd: {forward_finding.reason}")
 
 
 ACCURACY_FORWARD = Judgement(

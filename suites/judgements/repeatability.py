@@ -1,15 +1,17 @@
-"""repeatability: is the output of the tenth, or hundredth, call the first's, whatever launch configuration is forced?
+"""repeatability: is a call's output the same again, whatever was called in between and is forced?
 
-The same inputs are given again and again; the second and the last call must return the first call's bytes. Another
-input is given in between, so that a cached result shows. Each launch configuration that the candidate names is
-forced alone and must return these bytes too. A race that strikes less often than once in the calls of a case is
-missed; the first call of a case need not be the first of the process.
+The same inputs are given again and again; the second and the last call (the tenth, or the hundredth) must return the
+first call's bytes. In between another input is given, which must not get the first one's output nor overwrite it, and
+a longer one. Then another table is written into the memory of the first: a cached table shows. Each launch
+configuration that the candidate names is forced alone and must return these bytes too. A race that strikes less often
+than once in the calls of a case is missed; the first call of a case need not be the first of the process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from .judgement import Judgement
 
 _MANY, _FEW = 100, 10
 _FORCE = "configuration="
+_LONGER = 250
 # One or two heads, and many calls of two inputs only: an interpreted call costs milliseconds.
 _WORN = (Inputs(batch=2, heads=1, table="per-sample"), Inputs(batch=2, length=1, table="per-sample"))
 _SMOKE = _WORN[1:]
@@ -68,25 +71,47 @@ def _inputs_differ(given: Operands, other: Operands, variant: str) -> bool:
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given, other = build(case, seed), build(case, seed + 1)
     forced = case.variant.removeprefix(_FORCE) if case.variant.startswith(_FORCE) else ""
-    first = _call(candidate, given, case.variant).clone()
+    kept = _call(candidate, given, case.variant)
+    first = kept.clone()
     calls = 2 if forced else int(case.variant.partition("calls=")[2])
     facts: dict[str, Any] = {"calls": calls, "elements": first.numel()}
     with candidate.configs[forced]() if forced else nullcontext():
-        for number in range(2, calls + 1):
-            if number == calls:
-                between = _call(candidate, other, case.variant)
-                if _inputs_differ(given, other, case.variant) and bool(same(between, first).all()):
-                    return failed("another input is given the first input's output", **facts)
-            elif number > 2:
-                # The calls between the second and the last only wear the candidate on.
-                _call(candidate, given, case.variant)
-                continue
-            unlike = int((~same(_call(candidate, given, case.variant), first)).sum())
-            if unlike:
-                under = f" under configuration {forced}" if forced else ""
-                reason = f"{unlike} of {first.numel()} elements of call {number}{under} are not those of the first call"
-                return failed(reason, **facts)
+        for number in range(2, calls):
+            # The calls between the second and the last only wear the candidate on.
+            again = _call(candidate, given, case.variant)
+            if number == 2 and (found := _unlike(again, first, number, forced)):
+                return failed(found, **facts)
+        between = _call(candidate, other, case.variant)
+        if _inputs_differ(given, other, case.variant) and bool(same(between, first).all()):
+            return failed("another input is given the first input's output", **facts)
+        if found := _unlike(kept, first, 1, ""):
+            return failed(f"a later call overwrites an earlier one's output: {found}", **facts)
+        if not forced:
+            longer = replace(case, inputs=replace(case.inputs, length=case.inputs.length + _LONGER))
+            _call(candidate, build(longer, seed), case.variant)
+        if found := _unlike(_call(candidate, given, case.variant), first, calls, forced):
+            return failed(found, **facts)
+    if not forced and (found := _stale_table(candidate, case, given, seed)):
+        return failed(found, **facts)
     return passed(**facts)
+
+
+def _unlike(got: torch.Tensor, first: torch.Tensor, number: int, forced: str) -> str:
+    """In words, how ``got`` differs from ``first``; empty where it does not."""
+    count = int((~same(got, first)).sum())
+    under = f" under configuration {forced}" if forced else ""
+    return f"{count} of {first.numel()} elements of call {number}{under} are not those of call 1" if count else ""
+
+
+def _stale_table(candidate: Candidate, case: Case, given: Operands, seed: int) -> str:
+    """Write another table into the memory of the first: the output must be that of the other table."""
+    elsewhere = "far" if case.inputs.positions == "ramp" else "ramp"
+    other = build(replace(case, inputs=replace(case.inputs, positions=elsewhere)), seed)
+    expected = _call(candidate, replace(given, cos=other.cos, sin=other.sin), case.variant).clone()
+    given.cos.view.copy_(other.cos.view)
+    given.sin.view.copy_(other.sin.view)
+    count = int((~same(_call(candidate, given, case.variant), expected)).sum())
+    return f"{count} of {expected.numel()} elements are those of a table that was overwritten since" if count else ""
 
 
 REPEATABILITY = Judgement(

@@ -31,6 +31,10 @@ _STANDARD = (
     Inputs(length=255, heads=1, payload="basis-second", positions="ramp"),
     Inputs(length=11, heads=5, payload="index-coded"),
     Inputs(length=19, positions="far"),
+    Inputs(length=37, conjugate=True),
+    Inputs(batch=2, length=37, x_view="packed-qkv", gradient_view="heads-first"),
+    Inputs(batch=2, length=37, table="per-sample", table_view="sliced-rows"),
+    Inputs(batch=2, length=37, head_dim=80, rotary_dim=48),
 )
 
 
@@ -44,11 +48,11 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    operands = (given.x.view, given.cos.view, given.sin.view)
+    operands, conjugate = (given.x.view, given.cos.view, given.sin.view), case.inputs.conjugate
     if case.variant == "vjp":
-        rotation, got = given.vjp(), vjp(candidate, *operands, given.gradient.view)
+        rotation, got = given.vjp(), vjp(candidate, *operands, given.gradient.view, conjugate=conjugate)
     else:
-        rotation, got = given.rotation(), forward(candidate, *operands)
+        rotation, got = given.rotation(), forward(candidate, *operands, conjugate=conjugate)
     expected = rotate_strict(rotation)
     differs = ~same(got, expected)
     comparison = compare(rotation, got, samples=0)

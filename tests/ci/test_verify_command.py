@@ -40,7 +40,7 @@ def test_json_goes_to_standard_output_alone(command: Command, candidates: Path) 
     """With --json standard output is one canonical document."""
     _, out, err = command("verify", "right.py", *QUICK, "--json")
     assert json.loads(out)["schema"] == "ropecheck-verdicts/1"
-    assert "questions to 1 candidate" in err
+    assert "cases for 1 candidate" in err
 
 
 def test_both_candidates_in_one_run(command: Command, candidates: Path) -> None:

@@ -118,7 +118,7 @@ def changed_inputs() -> list[Inputs]:
     changes: dict[str, object] = {
         "batch": 2, "length": 8, "heads": 4, "head_dim": 80, "rotary_dim": 48, "payload": "special",
         "positions": "ramp", "table": "per-sample", "x_view": "packed-qkv", "table_view": "misaligned",
-        "gradient_view": "heads-first", "conjugate": True,
+        "sin_view": "contiguous", "gradient_view": "heads-first", "conjugate": True,
     }  # fmt: skip
     assert list(changes) == [f.name for f in fields(Inputs)]
     return [replace(Inputs(), **{name: value}) for name, value in changes.items()]  # type: ignore[arg-type]
@@ -137,7 +137,8 @@ def test_needs() -> None:
     needed = {replace(BASE, inputs=g).id: replace(BASE, inputs=g).needs() for g in (Inputs(), *changed_inputs())}
     by_change = dict(zip(["nothing", *[f.name for f in fields(Inputs)]], needed.values(), strict=True))
     claims = {"head_dim": "any-shape", "rotary_dim": "any-shape", "x_view": "strided", "table_view": "strided"}
-    claims |= {"gradient_view": "strided", "conjugate": "conjugate"}
+    # An upstream gradient comes as its consumer makes it: no claim is needed.
+    claims |= {"conjugate": "conjugate"}
     assert by_change == {name: {claims[name]} if name in claims else set() for name in by_change}
     for empty in (Inputs(batch=0), Inputs(length=0), Inputs(heads=0)):
         assert replace(BASE, inputs=empty).needs() == {"any-shape"}

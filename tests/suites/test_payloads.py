@@ -12,7 +12,7 @@ from ropecheck.oracle.admissible import AdmissibleSet, admissible
 from ropecheck.oracle.floats import bits
 from ropecheck.oracle.rotation import Rotation, rotate_strict
 from ropecheck.suites.cases import Case, Inputs, Operands, build
-from ropecheck.suites.payloads import FINITE_PAYLOADS, PAYLOADS
+from ropecheck.suites.payloads import PAYLOADS
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -34,7 +34,7 @@ def test_payloads_are_functions_of_their_arguments(payload: str, dtype: str, con
     assert x.dtype == DTYPES[dtype]
     assert torch.equal(bits(x), bits(again.x.view))
     assert torch.equal(bits(first.gradient.view), bits(again.gradient.view))
-    assert bool(x.isfinite().all()) == (payload in FINITE_PAYLOADS)
+    assert bool(x.isfinite().all()) == (payload != "special")
 
 
 @dtypes
@@ -138,7 +138,8 @@ def test_hard_to_round_points_tell_the_forms_apart(dtype: str) -> None:
     for held in sets_of(operands("hard-to-round", dtype, length=3, heads=8).rotation()):
         separate = bits(held.strict)
         for name, form in held.forms.items():
-            if name != "separate":
+            # A sum onto zero differs in the sign of a zero alone.
+            if name != "separate" and "onto zero" not in name:
                 differs = (bits(form) != separate).any(dim=2)
                 assert differs.double().mean() > 0.5, name
 

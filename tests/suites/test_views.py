@@ -19,6 +19,7 @@ X_STRIDES = {
     "heads-stride-2": (2 * S * H * D, 2 * H * D, 2 * D, 1),
     "heads-stride-0": (S * D, D, 0, 1),
     "channels-stride-2": (2 * S * H * D, 2 * H * D, 2 * D, 2),
+    "heads-and-channels-stride-2": (4 * S * H * D, 4 * H * D, 4 * D, 2),
     "channels-stride-0": (S * H, H, 1, 0),
     "channels-outermost": (S * H, H, 1, B * S * H),
     "batch-stride-0": (0, H * D, D, 1),
