@@ -60,9 +60,10 @@ _STANDARD = (
     # The upstream gradient of a sum is expanded, that of a transposed consumer transposed: both without a claim.
     Inputs(batch=2, length=5, gradient_view="all-stride-0"),
     Inputs(batch=2, length=5, gradient_view="heads-first", table="per-sample"),
-    # Sizes beyond one block of a kernel, in every dimension at once.
-    Inputs(batch=5, length=260, heads=9, table="per-sample"),
-    Inputs(length=128, heads=17),
+    # Sizes beyond one block of a kernel: batch and heads, sequence, a sequence that is a power of two.
+    Inputs(batch=9, length=2, heads=33, table="per-sample"),
+    Inputs(batch=2, length=260, heads=2, table="per-sample"),
+    Inputs(length=128),
     Inputs(heads=0),
     Inputs(batch=0, conjugate=True),
     Inputs(batch=2, length=13, payload="special", conjugate=True),
