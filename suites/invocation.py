@@ -87,6 +87,9 @@ def _guarded(name: str, call: Callable[[], Any]) -> Any:
     before = Surroundings.now()
     try:
         result = call()
+        if torch.cuda.is_initialized():
+            # A kernel's error is reported late: here it is still known whose it is.
+            torch.cuda.synchronize()
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except KeyboardInterrupt as error:

@@ -22,7 +22,8 @@ def test_question(candidate: Candidate, question: Case | Unasked, request: pytes
         )  # fmt: skip
     else:
         verdict = judge(candidate, question, seed)
-    if verdict.verdict == FAIL and question.device == "cuda" and context_is_broken():
+    suspect = verdict.verdict == FAIL or "judge failed" in verdict.facts
+    if suspect and question.device == "cuda" and context_is_broken():
         # No later case can run in this process. Its death is the answer to this one, and the reason is left behind.
         leave_and_die(request, verdict.reason)
     record(request, verdict)
