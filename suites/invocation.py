@@ -87,7 +87,7 @@ def _guarded(name: str, call: Callable[[], Any]) -> Any:
     before = Surroundings.now()
     try:
         result = call()
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             # A kernel's error is reported late: here it is still known whose it is.
             torch.cuda.synchronize()
     except (torch.OutOfMemoryError, MemoryError):
