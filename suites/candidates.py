@@ -28,11 +28,20 @@ CLAIMS = {
     "no-copy": "no hidden materialisation of an input",
     "conjugate": "the keyword conjugate",
     "refusals": "an error that names the argument for each bad input",
+    "higher-vjp": "derivatives of the second and third order",
+    "opcheck": "operators registered with torch.library, whose schema, fake and autograd hold",
+    "compile": "torch.compile in one graph, forward and backward",
+    "export": "torch.export, and running what was exported",
+    "autocast": "calls under autocast, with the bytes of a call outside it",
+    "graph": "capture in a CUDA graph, and replay with other data",
+    "multi-device": "tensors on another GPU than the current one",
 }
 """What a candidate may claim with ``provides``. Each claim is judged; what is not claimed is not applicable."""
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 DEVICES = ("cpu", "cuda")
+FAMILIES = ("rotate", "rotate_pair")
+"""The call signatures: one tensor x, or q and k with head counts and strides of their own."""
 
 
 class CandidateError(ValueError):
@@ -43,9 +52,10 @@ class CandidateError(ValueError):
 class Candidate:
     """An implementation under judgement.
 
-    ``run`` is called as the contract's family says: ``run(x, cos, sin) -> y`` for ``rotate``, with
-    ``conjugate=True`` added only where ``conjugate`` is claimed. With ``in_place`` it writes into x and may
-    return None. ``vjp(gradient, cos, sin) -> x's gradient`` replaces autograd where the backward is separate.
+    ``run`` is called as ``family`` says: ``run(x, cos, sin) -> y`` for ``rotate``, ``run(q, k, cos, sin) -> (q, k)``
+    for ``rotate_pair``, with ``conjugate=True`` added only where ``conjugate`` is claimed. With ``in_place`` it writes
+    into its inputs and may return None. ``vjp(gradient, cos, sin) -> x's gradient`` (``vjp(q_gradient, k_gradient,
+    cos, sin)``, a pair) replaces autograd where the backward is separate.
     ``configs`` maps names to context manager factories that force one launch configuration alone. ``kernels``
     names the device kernels that must be seen to run; ``trace`` opens a recorder of launches whose ``backend``
     must equal ``backend``. ``sources`` are hashed into the evidence, relative to the candidate's file.
@@ -61,6 +71,7 @@ class Candidate:
     dtypes: Sequence[str] = tuple(DTYPES)
     provides: Sequence[str] = ()
     sources: Sequence[str] = ()
+    family: str = "rotate"
     in_place: bool = False
     vjp: Callable[..., Any] | None = None
     level: str = "L1"
@@ -77,6 +88,10 @@ class Candidate:
             raise CandidateError(f"candidate {self.name}: run must be callable, not {type(self.run).__name__}")
         if self.vjp is not None and not callable(self.vjp):
             raise CandidateError(f"candidate {self.name}: vjp must be callable, not {type(self.vjp).__name__}")
+        if self.family not in FAMILIES:
+            raise CandidateError(
+                f"candidate {self.name}: family must be one of {', '.join(FAMILIES)}, not {self.family!r}"
+            )
         if self.level != "L1":
             raise CandidateError(f"candidate {self.name}: level must be 'L1' for family rotate, not {self.level!r}")
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -30,7 +30,8 @@ vendor's table (of 131,072 positions where there is none); a real grid of Qwen-I
 class Inputs:
     """The dimensions of a case. ``head_dim`` and ``rotary_dim`` 0 stand for the contract's own.
 
-    ``sin_view`` is the sine's view where it is not the cosine's, ``table_view``.
+    ``sin_view`` is the sine's view where it is not the cosine's, ``table_view``. ``k_view`` is for a pair: k then lies
+    in memory of its own, where otherwise q and k are the first and the last heads of one x.
     """
 
     batch: int = 1
@@ -45,6 +46,7 @@ class Inputs:
     table_view: str = "contiguous"
     sin_view: str = ""
     gradient_view: str = "contiguous"
+    k_view: str = ""
     conjugate: bool = False
 
     def describe(self, own: Contract) -> str:
@@ -53,8 +55,8 @@ class Inputs:
         parts = [f"b{self.batch}-s{self.length}-h{self.heads}-d{head_dim}-r{rotary_dim}"]
         parts += [self.payload, f"{self.table}-table", f"{self.positions}-positions"]
         views = [("x", self.x_view), ("table", self.table_view), ("gradient", self.gradient_view)]
-        views += [("sin", self.sin_view)] if self.sin_view else []
-        parts += [f"{name}={view}" for name, view in views if view != "contiguous" or name == "sin"]
+        views += [(name, view) for name, view in (("sin", self.sin_view), ("k", self.k_view)) if view]
+        parts += [f"{name}={view}" for name, view in views if view != "contiguous" or name in ("sin", "k")]
         return "/".join([*parts, "conjugate"] if self.conjugate else parts)
 
 
@@ -68,6 +70,7 @@ class Case:
     dtype: str
     inputs: Inputs = field(default_factory=Inputs)
     variant: str = ""
+    family: str = "rotate"
 
     @cached_property
     def contract(self) -> Contract:
@@ -90,6 +93,7 @@ class Case:
             given.x_view in STRIDED_X_VIEWS
             or given.table_view in STRIDED_TABLE_VIEWS
             or given.sin_view in STRIDED_TABLE_VIEWS
+            or given.k_view in STRIDED_X_VIEWS
         ):
             claims.add("strided")
         if given.conjugate:
@@ -101,9 +105,10 @@ class Case:
 
     def suits(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` claims all that the case needs. Writing in place into overlapping memory is no case."""
-        views = (self.inputs.x_view, self.inputs.gradient_view)
+        views = (self.inputs.x_view, self.inputs.gradient_view, self.inputs.k_view)
         overlaps = candidate.in_place and any("stride-0" in view for view in views)
-        return self.needs() <= set(candidate.provides) and not overlaps
+        other_family = bool(self.inputs.k_view) and candidate.family != "rotate_pair"
+        return self.needs() <= set(candidate.provides) and not overlaps and not other_family
 
     def generator(self, seed: int) -> torch.Generator:
         """A generator that depends on the seed and on the inputs, not on the order in which cases run."""
@@ -202,11 +207,16 @@ def cases_of(
     dtype: str,
     inputs: Iterable[Inputs | tuple[Inputs, str]],
 ) -> Iterator[Case]:
-    """A case for each entry of ``inputs`` that suits ``candidate``; an entry may carry a variant."""
+    """A case for each entry of ``inputs`` that suits ``candidate``, none twice; an entry may carry a variant."""
+    seen = set()
     for entry in inputs:
         given, variant = entry if isinstance(entry, tuple) else (entry, "")
-        case = Case(judgement, candidate.contract, device, dtype, given, variant)
-        if case.suits(candidate):
+        if candidate.family == "rotate_pair" and given.heads == 1:
+            # One head for q and one for k.
+            given = replace(given, heads=2)
+        case = Case(judgement, candidate.contract, device, dtype, given, variant, candidate.family)
+        if case.suits(candidate) and case.id not in seen:
+            seen.add(case.id)
             yield case
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .candidates import Candidate, described, printable
 from .surroundings import Surroundings
+from .views import X_VIEWS
 
 
 class CandidateFault(Exception):  # noqa: N818 - it is no error of the judge's
@@ -18,18 +19,37 @@ class CandidateFault(Exception):  # noqa: N818 - it is no error of the judge's
 
 
 def forward(
-    candidate: Candidate, x: Tensor, cos: Tensor, sin: Tensor, *, conjugate: bool = False, on_the_spot: bool = False
+    candidate: Candidate,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    conjugate: bool = False,
+    on_the_spot: bool = False,
+    k_view: str = "",
 ) -> Tensor:
     """The candidate's y for x [B, S, H, D]. Raises :class:`CandidateFault`; out of memory passes through.
 
-    A candidate that works in place is given a copy of x, unless it is to work ``on_the_spot``.
+    A pair is given the first heads of x as q and the others as k (:func:`parts`), and its outputs are put together
+    again. A candidate that works in place is given a copy of x, unless it is to work ``on_the_spot``.
     """
-    given = _own_copy(x) if candidate.in_place and not on_the_spot else x
-    with torch.no_grad():
-        result = _run("run", candidate.run, given, cos, sin, conjugate)
-    if candidate.in_place:
-        result = _in_place("run", result, given)
-    return _checked("run", result, x).detach()
+    return joined(
+        outputs(candidate, x, cos, sin, conjugate=conjugate, on_the_spot=on_the_spot, k_view=k_view)
+    )
+
+
+def outputs(
+    candidate: Candidate,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    conjugate: bool = False,
+    on_the_spot: bool = False,
+    k_view: str = "",
+) -> tuple[Tensor, ...]:
+    """As :func:`forward`, the tensors as the candidate returns them: y, or those of q and of k."""
+    return _called(candidate, "run", candidate.run, x, cos, sin, conjugate, on_the_spot, k_view)
 
 
 def vjp(
@@ -41,33 +61,133 @@ def vjp(
     *,
     conjugate: bool = False,
     on_the_spot: bool = False,
+    k_view: str = "",
 ) -> Tensor:
     """The candidate's gradient of x for the incoming ``gradient``: its own ``vjp``, or autograd's."""
     if candidate.vjp is not None:
-        given = _own_copy(gradient) if candidate.in_place and not on_the_spot else gradient
-        with torch.no_grad():
-            result = _run("vjp", candidate.vjp, given, cos, sin, conjugate)
-        if candidate.in_place:
-            result = _in_place("vjp", result, given)
-        return _checked("vjp", result, gradient).detach()
-    return differentiated(candidate, x, cos, sin, gradient, conjugate=conjugate)[1]
+        return joined(
+            vjp_outputs(candidate, cos, sin, gradient, conjugate=conjugate, on_the_spot=on_the_spot, k_view=k_view)
+        )
+    return differentiated(candidate, x, cos, sin, gradient, conjugate=conjugate, k_view=k_view)[1]
+
+
+def vjp_outputs(
+    candidate: Candidate,
+    cos: Tensor,
+    sin: Tensor,
+    gradient: Tensor,
+    *,
+    conjugate: bool = False,
+    on_the_spot: bool = False,
+    k_view: str = "",
+) -> tuple[Tensor, ...]:
+    """The gradients as the candidate's own ``vjp``, which it has, returns them: of x, or of q and of k."""
+    assert candidate.vjp is not None
+    return _called(candidate, "vjp", candidate.vjp, gradient, cos, sin, conjugate, on_the_spot, k_view)
 
 
 def differentiated(
-    candidate: Candidate, x: Tensor, cos: Tensor, sin: Tensor, gradient: Tensor, *, conjugate: bool = False
+    candidate: Candidate,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    gradient: Tensor,
+    *,
+    conjugate: bool = False,
+    k_view: str = "",
 ) -> tuple[Tensor, Tensor]:
     """(y, gradient of x) by autograd."""
-    leaf = x.detach().requires_grad_()
+    results, gradients = derivatives(candidate, x, cos, sin, gradient, conjugate=conjugate, k_view=k_view)
+    return joined(results), joined(gradients)
+
+
+def derivatives(
+    candidate: Candidate,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    gradient: Tensor,
+    *,
+    conjugate: bool = False,
+    k_view: str = "",
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """(outputs, gradients) by autograd, as the candidate returns them: of x, or of q and of k."""
+    given = parts(candidate, x, k_view)
+    leaves = tuple(part.detach().requires_grad_() for part in given)
     with torch.enable_grad():
-        y = _checked("run", _run("run", candidate.run, leaf, cos, sin, conjugate), x)
-    if not y.requires_grad:
+        results = _checked("run", _run("run", candidate.run, leaves, cos, sin, conjugate), given)
+    if not all(y.requires_grad for y in results):
         raise CandidateFault("run returns a tensor without gradient for an x that requires one")
 
     def backward() -> Any:
-        return torch.autograd.grad(y, leaf, gradient)[0]
+        return torch.autograd.grad(results, leaves, parts(candidate, gradient, k_view))
 
     name = "the backward of run"
-    return y.detach(), _checked(name, _guarded(name, backward), x).detach()
+    gradients = _checked(name, _guarded(name, backward), given)
+    return tuple(y.detach() for y in results), tuple(g.detach() for g in gradients)
+
+
+def as_function(candidate: Candidate, *, conjugate: bool = False) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """``function(x, cos, sin) -> y`` that only calls the candidate, for compilers, exporters and graphs.
+
+    Nothing is checked. A pair is given slices of x and its outputs are put together, a candidate that works in place
+    a copy: operations that move values and compute none.
+    """
+    keywords = {"conjugate": True} if conjugate else {}
+
+    def function(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x.clone() if candidate.in_place else x
+        if candidate.family == "rotate":
+            result = candidate.run(x, cos, sin, **keywords)
+            return x if result is None else result
+        q, k = x[:, :, : heads_of_q(x.shape[2])], x[:, :, heads_of_q(x.shape[2]) :]
+        results = candidate.run(q, k, cos, sin, **keywords)
+        return x if results is None else torch.cat(tuple(results), dim=2)
+
+    return function
+
+
+def heads_of_q(heads: int) -> int:
+    """How many heads of x are q's, where the candidate takes a pair: two of three, so that k has its own count."""
+    return heads - heads // 3 if heads > 2 else (heads + 1) // 2
+
+
+def parts(candidate: Candidate, x: Tensor, k_view: str = "") -> tuple[Tensor, ...]:
+    """What the candidate's family is given of x [B, S, H, D]: x itself, or q and k.
+
+    q and k are views of x's memory, as of a packed projection, or k lies apart as ``k_view`` says. Where the
+    candidate does not claim ``strided`` both are contiguous copies.
+    """
+    if candidate.family == "rotate":
+        return (x,)
+    q, k = x[:, :, : heads_of_q(x.shape[2])], x[:, :, heads_of_q(x.shape[2]) :]
+    if "strided" not in candidate.provides:
+        return q.clone(memory_format=torch.contiguous_format), k.clone(memory_format=torch.contiguous_format)
+    return (q, X_VIEWS[k_view](k).view) if k_view else (q, k)
+
+
+def joined(results: tuple[Tensor, ...]) -> Tensor:
+    """The inverse of :func:`parts`, for what came out."""
+    return results[0] if len(results) == 1 else torch.cat(results, dim=2)
+
+
+def _called(
+    candidate: Candidate,
+    name: str,
+    function: Callable[..., Any],
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    conjugate: bool,
+    on_the_spot: bool,
+    k_view: str,
+) -> tuple[Tensor, ...]:
+    given = parts(candidate, _own_copy(x) if candidate.in_place and not on_the_spot else x, k_view)
+    with torch.no_grad():
+        result = _run(name, function, given, cos, sin, conjugate)
+    if candidate.in_place:
+        result = _in_place(name, result, given)
+    return tuple(y.detach() for y in _checked(name, result, given))
 
 
 def _own_copy(x: Tensor) -> Tensor:
@@ -77,10 +197,10 @@ def _own_copy(x: Tensor) -> Tensor:
 
 
 def _run(
-    name: str, function: Callable[..., Any], x: Tensor, cos: Tensor, sin: Tensor, conjugate: bool
+    name: str, function: Callable[..., Any], given: tuple[Tensor, ...], cos: Tensor, sin: Tensor, conjugate: bool
 ) -> Any:
     keywords = {"conjugate": True} if conjugate else {}
-    return _guarded(name, lambda: function(x, cos, sin, **keywords))
+    return _guarded(name, lambda: function(*given, cos, sin, **keywords))
 
 
 def _guarded(name: str, call: Callable[[], Any]) -> Any:
@@ -106,7 +226,18 @@ def _guarded(name: str, call: Callable[[], Any]) -> Any:
     return result
 
 
-def _checked(name: str, result: Any, like: Tensor) -> Tensor:
+def _checked(name: str, result: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """``result`` as one output for each of ``given``, each of its shape, dtype and device."""
+    if len(given) == 1 and isinstance(result, Tensor):
+        result = (result,)
+    if len(given) > 1 and (not isinstance(result, (tuple, list)) or len(result) != len(given)):
+        raise CandidateFault(f"{name} returned {printable(type(result).__name__)}, not the two tensors of q and k")
+    names = ("x",) if len(given) == 1 else ("q", "k")
+    results = result if isinstance(result, (tuple, list)) and len(result) == len(given) else (result,)
+    return tuple(_checked_one(name, r, like, of) for r, like, of in zip(results, given, names, strict=True))
+
+
+def _checked_one(name: str, result: Any, like: Tensor, of: str) -> Tensor:
     if not isinstance(result, Tensor):
         raise CandidateFault(f"{name} returned {printable(type(result).__name__)}, not a tensor")
     if type(result) not in (Tensor, torch.nn.Parameter):
@@ -119,12 +250,17 @@ def _checked(name: str, result: Any, like: Tensor) -> Tensor:
         ("device", result.device, like.device),
     ):
         if got != expected:
-            raise CandidateFault(f"{name} returned {what} {got}, where x has {what} {expected}")
+            raise CandidateFault(f"{name} returned {what} {got}, where {of} has {what} {expected}")
     return result.resolve_neg()
 
 
-def _in_place(name: str, result: Any, given: Tensor) -> Tensor:
+def _in_place(name: str, result: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """What a candidate that works in place has made of ``given``."""
-    if result is not None and (not isinstance(result, Tensor) or result.data_ptr() != given.data_ptr()):
+    results = (result,) if isinstance(result, Tensor) else result
+    if results is not None and not (
+        isinstance(results, (tuple, list))
+        and len(results) == len(given)
+        and all(isinstance(r, Tensor) and r.data_ptr() == g.data_ptr() for r, g in zip(results, given, strict=True))
+    ):
         raise CandidateFault(f"{name} is declared to work in place, but returns other memory than it was given")
     return given

@@ -89,6 +89,12 @@ _STANDARD = (
     Inputs(length=13, head_dim=256, rotary_dim=64),
     Inputs(batch=2, heads=7, head_dim=6, rotary_dim=2),
     Inputs(length=13, head_dim=67, rotary_dim=66, payload="index-coded", x_view="packed-qkv"),
+    # A pair only: k in memory of its own, lying otherwise than q.
+    *(
+        Inputs(batch=2, length=5, heads=5, table="per-sample", k_view=v)
+        for v in ("contiguous", "heads-first", "packed-qkv", "channels-stride-2", "misaligned", "all-stride-0")
+    ),
+    Inputs(batch=2, length=5, heads=5, x_view="heads-first", k_view="wider-heads", payload="index-coded"),
 )
 
 _FULL = (
@@ -119,8 +125,9 @@ def inputs(candidate: Candidate, dtype: str, plan: str) -> Iterator[Inputs]:
 def judge_forward(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
     got = forward(
-        candidate, given.x.view, given.cos.view, given.sin.view, conjugate=case.inputs.conjugate
-    )
+        candidate, given.x.view, given.cos.view, given.sin.view, conjugate=case.inputs.conjugate,
+        k_view=case.inputs.k_view,
+    )  # fmt: skip
     return verdict_of(compare(given.rotation(), got, seed=seed), given, case.contract.forward)
 
 
@@ -129,9 +136,10 @@ def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
     operands = (given.x.view, given.cos.view, given.sin.view, given.gradient.view)
     y = None
     if candidate.vjp is not None:
-        got = vjp(candidate, *operands, conjugate=case.inputs.conjugate)
+        got = vjp(candidate, *operands, conjugate=case.inputs.conjugate, k_view=case.inputs.k_view)
     else:
-        y, got = differentiated(candidate, *operands, conjugate=case.inputs.conjugate)
+        keywords = {"conjugate": case.inputs.conjugate, "k_view": case.inputs.k_view}
+        y, got = differentiated(candidate, *operands, **keywords)
     finding = verdict_of(compare(given.vjp(), got, seed=seed), given, case.contract.backward)
     if y is None or finding.verdict != PASS:
         return finding

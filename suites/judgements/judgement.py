@@ -14,6 +14,7 @@ from ropecheck.oracle.rotation import Comparison, Point
 
 from ..candidates import Candidate
 from ..cases import Case, Operands
+from ..invocation import heads_of_q
 from ..verdicts import Finding, failed, passed
 
 
@@ -38,6 +39,7 @@ def element(operands: Operands, point: Point) -> dict[str, Any]:
     sample, token, head, channel = point.index
     where = operands.positions[token] if operands.positions.dim() == 2 else operands.positions[sample, token]
     return {
+        **_tensor_of(operands, head),
         "sample": sample,
         "token": token,
         "head": head,
@@ -51,6 +53,13 @@ def element(operands: Operands, point: Point) -> dict[str, Any]:
         "got": shown(point.got),
         "outside_by_ulp": point.outside_by,
     }
+
+
+def _tensor_of(operands: Operands, head: int) -> dict[str, str]:
+    """Of a pair, whether the head is one of q's, which come first, or of k's."""
+    if operands.case.family != "rotate_pair":
+        return {}
+    return {"tensor": "q" if head < heads_of_q(operands.x.view.shape[2]) else "k"}
 
 
 def shown(value: float) -> str:

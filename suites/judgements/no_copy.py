@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
 from ..interpreter import launched_kernels
-from ..invocation import forward, vjp
+from ..invocation import derivatives, outputs, vjp_outputs
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement
 
@@ -49,11 +49,13 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
             yield given, "vjp"
 
 
-def _call(candidate: Candidate, given: Operands, variant: str) -> Callable[[], torch.Tensor]:
+def _call(candidate: Candidate, given: Operands, variant: str) -> Callable[[], Any]:
     operands = (given.x.view, given.cos.view, given.sin.view)
+    if variant == "vjp" and candidate.vjp is None:
+        return lambda: derivatives(candidate, *operands, given.gradient.view)
     if variant == "vjp":
-        return lambda: vjp(candidate, *operands, given.gradient.view, on_the_spot=True)
-    return lambda: forward(candidate, *operands, on_the_spot=True)
+        return lambda: vjp_outputs(candidate, *operands[1:], given.gradient.view, on_the_spot=True)
+    return lambda: outputs(candidate, *operands, on_the_spot=True)
 
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
@@ -63,7 +65,11 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     call()
     if launched_kernels():
         return Finding("not-applicable", "an interpreted kernel copies by the interpreter's nature")
-    tensors = 0 if candidate.in_place else 1 + (case.variant == "vjp" and candidate.vjp is None)
+    differentiates = case.variant == "vjp" and candidate.vjp is None
+    tensors = 0 if candidate.in_place else 1 + differentiates
+    if candidate.family == "rotate_pair" and "strided" not in candidate.provides:
+        # The judge's own copies, of what the candidate is given.
+        tensors += 1 + differentiates
     allowed = tensors * given.x.view.numel() * given.x.view.element_size()
     if case.device == "cpu":
         allocated = _allocated_on_cpu(call)
@@ -84,7 +90,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     return passed(**facts)
 
 
-def _allocated_on_cpu(call: Callable[[], torch.Tensor]) -> int:
+def _allocated_on_cpu(call: Callable[[], Any]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = call()
     results = profiler.profiler.kineto_results
@@ -92,7 +98,7 @@ def _allocated_on_cpu(call: Callable[[], torch.Tensor]) -> int:
     return sum(max(0, event.nbytes()) for event in results.events() if event.name() == "[memory]")
 
 
-def _measured_on_cuda(call: Callable[[], torch.Tensor]) -> tuple[int, list[str]]:
+def _measured_on_cuda(call: Callable[[], Any]) -> tuple[int, list[str]]:
     """(bytes requested of torch's allocator, names of the kernels and copies that ran)."""
     call()
     torch.cuda.synchronize()

@@ -14,14 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropecheck.oracle.contracts import contract
+
 from ..candidates import Candidate, described
-from ..cases import Case, Inputs, build, cases_of
+from ..cases import Case, Inputs, Operands, build, cases_of
+from ..invocation import parts
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement
 
 _REFUSALS = (TypeError, ValueError, RuntimeError, NotImplementedError)
 
 Bad = Callable[[Tensor, Tensor, Tensor], tuple[Any, Any, Any]]
+BadPair = Callable[[Tensor, Tensor], tuple[Any, Any]]
 
 # Each makes one bad call out of a good one: x [2, 7, 3, D], cos and sin [2, 7, R / 2].
 _BAD: dict[str, tuple[Bad, str]] = {
@@ -30,6 +34,7 @@ _BAD: dict[str, tuple[Bad, str]] = {
     "x-of-rank-5": (lambda x, cos, sin: (x[None], cos, sin), "x"),
     "x-of-int32": (lambda x, cos, sin: (torch.zeros(x.shape, dtype=torch.int32, device=x.device), cos, sin), "x"),
     "x-of-fp64": (lambda x, cos, sin: (x.double(), cos, sin), "x"),
+    "tables-of-fp16": (lambda x, cos, sin: (x, cos.half(), sin.half()), "cos|sin"),
     "tables-of-fp64": (lambda x, cos, sin: (x, cos.double(), sin.double()), "cos|sin"),
     "tables-of-rank-1": (lambda x, cos, sin: (x, cos[0, 0], sin[0, 0]), "cos|sin"),
     "sin-narrower-than-cos": (lambda x, cos, sin: (x, cos, sin[..., :-1]), "cos|sin"),
@@ -43,17 +48,56 @@ _BAD: dict[str, tuple[Bad, str]] = {
 }
 
 
-def _variants(plan: str) -> Iterator[tuple[Inputs, str]]:
+_BAD_PAIR: dict[str, tuple[BadPair, str]] = {
+    "fewer-samples-than-q": (lambda q, k: (q, k[:1]), "k|cos|sin"),
+    "fewer-tokens-than-q": (lambda q, k: (q, k[:, :-1]), "k|cos|sin"),
+    "narrower-heads-than-q": (lambda q, k: (q, k[..., :-2]), "k"),
+    "another-dtype-than-q": (lambda q, k: (q, k.to(torch.float32 if k.dtype != torch.float32 else torch.half)), "k"),
+    "another-device-than-q": (lambda q, k: (q, k.to("meta")), "k"),
+}
+"""How k can disagree with q. Each is one more bad call of a pair."""
+
+_ONTO_K = "k-"
+_DISAGREES = "k-of-"
+
+
+def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
     given = Inputs(batch=2, table="per-sample")
+    own = contract(candidate.contract)
     for name in list(_BAD)[:4] if plan == "smoke" else _BAD:
+        if name == "tables-of-fp16" and own.table_dtype != "float32":
+            continue
         yield given, name
+        if candidate.family == "rotate_pair" and name.startswith("x-"):
+            yield given, _ONTO_K + name
+    if candidate.family == "rotate_pair":
+        for name in _BAD_PAIR:
+            yield given, _DISAGREES + name
+
+
+def _bad_call(candidate: Candidate, variant: str, given: Operands) -> tuple[tuple[Any, ...], str]:
+    """The arguments of the bad call, and the pattern of the argument that the refusal must name."""
+    cos, sin = given.cos.view, given.sin.view
+    if variant.startswith(_DISAGREES):
+        disagree, argument = _BAD_PAIR[variant.removeprefix(_DISAGREES)]
+        return (*disagree(*parts(candidate, given.x.view)), cos, sin), argument
+    spoil, argument = _BAD[variant.removeprefix(_ONTO_K)]
+    if candidate.family == "rotate":
+        return spoil(given.x.view, cos, sin), argument
+    q, k = parts(candidate, given.x.view)
+    if variant.startswith(_ONTO_K):
+        return (q, *spoil(k, cos, sin)), "k"
+    bad = spoil(q, cos, sin)
+    # What spoils the size of q must not make q and k disagree: then k would be the one to name.
+    other = spoil(k, cos, sin)[0] if argument != "x" else k
+    return (bad[0], other, *bad[1:]), argument.replace("x", "q|k")
 
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    spoil, argument = _BAD[case.variant]
+    arguments, argument = _bad_call(candidate, case.variant, given)
     try:
-        result = candidate.run(*spoil(given.x.view, given.cos.view, given.sin.view))
+        result = candidate.run(*arguments)
     except _REFUSALS as error:
         refusal = error
     except Exception as error:
@@ -76,6 +120,8 @@ REFUSALS = Judgement(
     "refusals",
     "refusals",
     __doc__,
-    lambda candidate, device, dtype, plan: cases_of("refusals", candidate, device, dtype, _variants(plan)),
+    lambda candidate, device, dtype, plan: cases_of(
+        "refusals", candidate, device, dtype, _variants(candidate, plan)
+    ),
     judge,
 )

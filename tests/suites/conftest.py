@@ -20,6 +20,14 @@ from ropecheck.suites.verdicts import Verdict
 Ask = Callable[..., list[Verdict]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked for a GPU is skipped by name where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA GPU is available"))
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """The tensors are small, and threads that wait for one another on a busy machine cost more than they bring."""
