@@ -1,6 +1,8 @@
 # `make verify` judges every kernel that this machine can run; `make test` runs the project's own tests. Each makes
 # its own virtual environment first, once. To choose where packages come from, give pip's options, for example
 # `make verify PIP_OPTIONS="--index-url URL"`, or set pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...).
+# `make verify-gpu` builds the native library and judges our kernels on this machine's GPU; it installs nothing and
+# needs no network: PYTHON is used with the packages that it has, and the build stays in build/gpu.
 
 PYTHON ?= python3
 PIP_OPTIONS ?=
@@ -12,10 +14,23 @@ INSTALLED := .venv/installed
 # The first release of pip that installs a dependency group is 25.1.
 PIP := pip==26.3
 
-.PHONY: verify test docs clean
+.PHONY: verify verify-gpu test docs clean
 
 verify: $(INSTALLED)
 	$(BIN)/ropecheck verify --plan $(PLAN) --out report
+
+# What pyproject.toml names, less the extras. The build folder is emptied: setuptools would pack what an earlier one left.
+# Both commands run, whatever the first one finds.
+verify-gpu:
+	@command -v $(PYTHON) >/dev/null || { echo "'$(PYTHON)' is not found: name the Python of a CUDA build of torch with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; from importlib.util import find_spec; missing = [name for name in "torch triton numpy mpmath pytest xdist rich pip setuptools".split() if find_spec(name) is None]; sys.exit("verify-gpu needs these packages beside " + sys.executable + ": " + ", ".join(missing) if missing else 0)'
+	rm -rf build
+	ROPECHECK_CUDA=require $(PYTHON) -m pip install --quiet --no-index --no-deps --no-build-isolation --target build/gpu .
+	@export PYTHONPATH=$(CURDIR)/build/gpu; judged=0; sanitized=0; \
+		build/gpu/bin/ropecheck verify --policy gpu --out report-gpu || judged=$$?; \
+		build/gpu/bin/ropecheck sanitize --out report-sanitizer || sanitized=$$?; \
+		echo "exit status of verify: $$judged, of sanitize: $$sanitized"; \
+		[ $$judged$$sanitized = 00 ]
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -26,7 +41,7 @@ docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv report build *.egg-info
+	rm -rf .venv report report-gpu report-sanitizer build *.egg-info
 
 # The stamp is written last: an installation that failed or was interrupted is made again.
 $(INSTALLED): pyproject.toml constraints/constraints.txt

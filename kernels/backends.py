@@ -4,44 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from threading import Lock
 from typing import Literal
 
 import torch
 
-Backend = Literal["auto", "triton", "reference"]
+from .operators import NATIVE_FAILURE
+
+Backend = Literal["auto", "cuda", "triton", "reference"]
+
+
+def _import_failure(module: str) -> str:
+    try:
+        import_module(module)
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# Found out once, because a traced program may read a text and not load or import anything.
+TRITON_FAILURE = _import_failure("triton")
+"""Why triton cannot be imported; empty where it can."""
 
 _lock = Lock()
 _interpreted_launches = 0
 
 
-def choose_backend(backend: Backend, device: torch.device) -> tuple[Literal["triton", "reference"], str]:
+def choose_backend(
+    backend: Backend,
+    device: torch.device,
+    native_failure: str = NATIVE_FAILURE,
+    triton_failure: str = TRITON_FAILURE,
+) -> tuple[Literal["cuda", "triton", "reference"], str]:
     """The backend that runs a tensor of ``device``, and the reason that the trace records.
 
+    Args:
+        native_failure, triton_failure: why the native library or triton cannot be used; empty where it can.
+
     Raises:
-        ValueError: ``backend`` is none of ``auto``, ``triton`` and ``reference``.
+        ValueError: ``backend`` is none of ``auto``, ``cuda``, ``triton`` and ``reference``.
     """
+    # Whether an explicit backend can run is its operator's to say, with the error of the library that is missing.
+    if backend == "cuda":
+        return "cuda", "requested"
     if backend == "triton":
         return "triton", "requested"
     if backend == "reference":
         return "reference", "requested"
     if backend != "auto":
-        raise ValueError(f"backend: expected 'auto', 'triton' or 'reference', got {backend!r}")
+        raise ValueError(f"backend: expected 'auto', 'cuda', 'triton' or 'reference', got {backend!r}")
     if device.type != "cuda":
         return "reference", f"auto: a {device.type} tensor is rotated by the reference"
-    failure = _triton_import_failure()
-    if failure:
-        return "reference", f"auto: triton cannot be imported ({failure})"
-    return "triton", "auto: a cuda tensor is rotated by triton"
-
-
-def _triton_import_failure() -> str:
-    """Why triton cannot be imported; empty where it can."""
-    try:
-        import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]  # noqa: F401
-    except ImportError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    if not native_failure:
+        return "cuda", "auto: a cuda tensor is rotated by the native library"
+    passed_over = f"auto: the native library cannot be loaded ({native_failure})"
+    if not triton_failure:
+        return "triton", f"{passed_over}; a cuda tensor is rotated by triton"
+    passed_over = f"{passed_over}; triton cannot be imported ({triton_failure})"
+    return "reference", f"{passed_over}; a cuda tensor is rotated by the reference"
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from . import operators
 from .backends import Backend, choose_backend
+from .operands import check_call, check_operands
 
 
 def multi_axis_rope(
@@ -32,11 +32,12 @@ def multi_axis_rope(
     these bytes; only the payload of a computed NaN is left open.
 
     Args:
-        x: fp32, fp16 or bf16 [B, S, H, D], D <= 256, any strides; the Triton backend reads it where it lies.
+        x: fp32, fp16 or bf16 [B, S, H, D], D <= 256, any strides; cuda and triton read it where it lies.
         cos, sin: fp32, both [S, R / 2] (shared by the samples) or both [B, S, R / 2], any strides.
         conjugate: negate s first, which rotates back.
-        backend: ``triton``, ``reference`` (torch), or ``auto``: Triton for a CUDA tensor where it can be
-            imported, else the reference. :func:`ropecheck.kernels.trace_launches` records choice and reason.
+        backend: ``cuda`` (the native library), ``triton``, ``reference`` (torch), or ``auto``: for a CUDA tensor
+            the first of the three that can be loaded, else the reference.
+            :func:`ropecheck.kernels.trace_launches` records choice and reason.
 
     Returns:
         y [B, S, H, D], contiguous, dtype of x. Differentiable with respect to x, to any order.
@@ -44,21 +45,17 @@ def multi_axis_rope(
     Raises:
         TypeError: an operand is no tensor or has an unsupported dtype.
         ValueError: an unsupported rank, size, device, pairing or backend; or a table that requires grad.
-        RuntimeError: ``backend="triton"`` with a CPU tensor, outside ``interpreted_launches()``.
+        RuntimeError: ``backend="cuda"`` or ``"triton"`` with a CPU tensor (triton: outside
+            ``interpreted_launches()``).
         ImportError: ``backend="triton"`` and triton cannot be imported.
+        FileNotFoundError, ImportError, OSError, RuntimeError: ``backend="cuda"`` and the native library cannot be
+            used; the error is the one that loading it raised.
     """
-    for name, operand in (("x", x), ("cos", cos), ("sin", sin)):
-        if not isinstance(operand, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(operand).__name__}")
-    if pairing not in ("adjacent", "half-split"):
-        raise ValueError(f"pairing: expected 'adjacent' or 'half-split', got {pairing!r}")
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.requires_grad and torch.is_grad_enabled():
-            raise ValueError(operators.TABLE_GRADIENT_REFUSED.format(name=name))
+    check_call((("x", x),), cos, sin, pairing)
     chosen, reason = choose_backend(backend, x.device)
-    if chosen == "triton":
-        operator = torch.ops.ropecheck.multi_axis_rope_triton
-    else:
-        operator = torch.ops.ropecheck.multi_axis_rope_reference
+    if chosen == "cuda":
+        # The native library checks too, but all that it can raise is RuntimeError.
+        check_operands(x, cos, sin)
+    operator = getattr(torch.ops.ropecheck, f"multi_axis_rope_{chosen}")
     y: Tensor = operator(x, cos, sin, pairing == "half-split", conjugate, "forward", reason)
     return y

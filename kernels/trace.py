@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from .launch_configuration import LaunchConfiguration
+from .native import report_launches_to
 
 
 @dataclass(frozen=True)
@@ -16,15 +17,15 @@ class Launch:
 
     ``operator`` is the registered name, without its namespace. ``direction`` is ``forward``, or ``backward``
     for every execution that autograd asked for, whatever the order of the derivative. ``configuration`` is
-    the launch configuration, fitted to the input, or None for the reference. ``reason`` says why this backend
-    ran.
+    the launch configuration, fitted to the input, of a Triton kernel, the native library's own description of
+    a CUDA kernel, or None for the reference. ``reason`` says why this backend ran.
     """
 
     operator: str
     backend: str
     direction: str
     device: str
-    configuration: LaunchConfiguration | None
+    configuration: LaunchConfiguration | str | None
     reason: str
 
 
@@ -46,12 +47,16 @@ def trace_launches() -> Iterator[list[Launch]]:
     launches: list[Launch] = []
     with _lock:
         _recorders.append(launches)
+        if len(_recorders) == 1:
+            report_launches_to(_record_native_launch)
     try:
         yield launches
     finally:
         with _lock:
             # By identity: two recorders that hold equal records are still two recorders.
             _recorders[:] = [recorder for recorder in _recorders if recorder is not launches]
+            if not _recorders:
+                report_launches_to(None)
 
 
 def record_launch(
@@ -59,7 +64,7 @@ def record_launch(
     backend: str,
     direction: str,
     device: str,
-    configuration: LaunchConfiguration | None,
+    configuration: LaunchConfiguration | str | None,
     reason: str,
 ) -> None:
     """Add one record to every active trace."""
@@ -69,3 +74,7 @@ def record_launch(
     with _lock:
         for recorder in _recorders:
             recorder.append(launch)
+
+
+def _record_native_launch(operator: str, direction: str, device_index: int, configuration: str, reason: str) -> None:
+    record_launch(operator, "cuda", direction, f"cuda:{device_index}", configuration or None, reason)

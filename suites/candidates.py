@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,8 +58,10 @@ class Candidate:
     cos, sin)``, a pair) replaces autograd where the backward is separate.
     ``configs`` maps names to context manager factories that force one launch configuration alone. ``kernels``
     names the device kernels that must be seen to run; ``trace`` opens a recorder of launches whose ``backend``
-    must equal ``backend``. ``sources`` are hashed into the evidence, relative to the candidate's file.
-    ``unavailable`` says why the candidate cannot run on this machine; its cells are then blocked.
+    must equal ``backend``. ``sources`` are hashed into the evidence, relative to the candidate's file, and so are
+    ``binaries``, shared libraries that the process of a call must have loaded and whose machine code is judged.
+    ``unavailable`` says why the candidate cannot run on this machine; its cells are then blocked. ``origin`` is how
+    the candidate was loaded, set by :func:`load_candidates`.
 
     Raises :class:`CandidateError` for a value that cannot be used.
     """
@@ -77,9 +79,11 @@ class Candidate:
     level: str = "L1"
     configs: Mapping[str, Callable[[], AbstractContextManager[Any]]] = field(default_factory=dict)
     kernels: Sequence[str] = ()
+    binaries: Sequence[str] = ()
     backend: str | None = None
     trace: Callable[[], AbstractContextManager[Sequence[Any]]] | None = None
     unavailable: str = ""
+    origin: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w.+/-]+", self.name, re.ASCII):
@@ -109,7 +113,7 @@ class Candidate:
                     )
             if not given and argument != "provides":
                 raise CandidateError(f"candidate {self.name}: {argument} must not be empty")
-        for argument in ("sources", "kernels"):
+        for argument in ("sources", "kernels", "binaries"):
             given = getattr(self, argument)
             if isinstance(given, str) or not all(isinstance(v, str) for v in given):
                 raise CandidateError(f"candidate {self.name}: {argument} must be a tuple of strings, not {given!r}")
@@ -138,9 +142,11 @@ def load_candidates(specification: str) -> list[Candidate]:
     """
     if specification.endswith(".py") or "/" in specification:
         source, found = specification, _attribute(_import_file(Path(specification)), "CANDIDATES", specification)
+        origin = str(Path(specification).resolve())
     elif ":" in specification:
         module, _, attribute = specification.partition(":")
         source, found = specification, _attribute(_import_module(module), attribute, specification)
+        origin = specification
     else:
         raise CandidateError(f"candidate must be FILE.py or package.module:attribute, not {specification!r}")
     found = [found] if isinstance(found, Candidate) else found
@@ -152,7 +158,7 @@ def load_candidates(specification: str) -> list[Candidate]:
     for name in names:
         if names.count(name) > 1:
             raise CandidateError(f"{source} defines two candidates named {name!r}")
-    return list(found)
+    return [replace(candidate, origin=origin) for candidate in found]
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from ropecheck.kernels import (
     LAUNCH_CONFIGURATIONS,
+    NATIVE,
     forced_configuration,
     interpreted_launches,
     multi_axis_rope,
+    multi_axis_rope_pair,
     trace_launches,
 )
 
@@ -26,53 +29,82 @@ _interpreted = ExitStack()
 if interpreting() and repair():
     _interpreted.enter_context(interpreted_launches())
 
-_CLAIMS = ("vjp", "strict", "strided", "any-shape", "conjugate", "refusals")
-_NO_TRITON = "" if importlib.util.find_spec("triton") else "triton is not installed"
+Pairing = Literal["adjacent", "half-split"]
+Backend = Literal["cuda", "triton", "reference"]
+
+_CONTRACTS: dict[Pairing, str] = {"adjacent": "qwen-image", "half-split": "neox"}
+_CLAIMS = (
+    "vjp", "strict", "strided", "any-shape", "conjugate", "refusals", "opcheck", "compile", "export", "autocast",
+    "graph", "multi-device",
+)  # fmt: skip
 
 
-def _rotation(
-    pairing: Literal["adjacent", "half-split"], backend: Literal["triton", "reference"]
-) -> Callable[..., Any]:
+def _rotation(pairing: Pairing, backend: Backend) -> Callable[..., Tensor]:
     def run(x: Tensor, cos: Tensor, sin: Tensor, *, conjugate: bool = False) -> Tensor:
         return multi_axis_rope(x, cos, sin, pairing=pairing, conjugate=conjugate, backend=backend)
 
     return run
 
 
-def _triton(name: str, contract: str, pairing: Literal["adjacent", "half-split"]) -> Candidate:
+def _pair(pairing: Pairing, backend: Backend, *, in_place: bool = False, back: bool = False) -> Callable[..., Any]:
+    def run(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, conjugate: bool = False) -> tuple[Tensor, Tensor]:
+        return multi_axis_rope_pair(
+            q, k, cos, sin, pairing=pairing, conjugate=conjugate != back, in_place=in_place, backend=backend
+        )
+
+    return run
+
+
+def _unavailable(backend: Backend) -> str:
+    if backend == "triton":
+        return "" if importlib.util.find_spec("triton") else "triton is not installed"
+    if backend == "cuda":
+        failure = NATIVE.failure()
+        return f"the native library cannot be used: {failure}" if failure else ""
+    return ""
+
+
+def _candidate(backend: Backend, pairing: Pairing, kind: Literal["", "pair-", "pair-in-place-"] = "") -> Candidate:
+    in_place = kind == "pair-in-place-"
+    # Interpreted kernels take seconds where compiled ones take microseconds: a CPU is asked about one pair.
+    on_a_cpu = backend != "cuda" and not in_place and (not kind or pairing == "adjacent")
+    claims: tuple[str, ...] = (*_CLAIMS, *(() if in_place else ("higher-vjp",)))
+    # The reference is a composition of torch operations: it makes temporaries.
+    claims += () if backend == "reference" else ("no-copy",)
+    configurations = {
+        f"tokens={c.tokens},heads={c.heads},warps={c.warps}": partial(forced_configuration, c)
+        for c in LAUNCH_CONFIGURATIONS
+    }
     return Candidate(
-        name=name,
-        contract=contract,
-        run=_rotation(pairing, "triton"),
-        devices=("cpu", "cuda"),
-        provides=(*_CLAIMS, "no-copy"),
-        configs={
-            f"tokens={c.tokens},heads={c.heads},warps={c.warps}": partial(forced_configuration, c)
-            for c in LAUNCH_CONFIGURATIONS
-        },
-        kernels=("rotation_kernel",),
-        backend="triton",
+        name=f"ropecheck/{backend}-{kind}{pairing}",
+        contract=_CONTRACTS[pairing],
+        run=_pair(pairing, backend, in_place=in_place) if kind else _rotation(pairing, backend),
+        family="rotate_pair" if kind else "rotate",
+        devices=("cpu", "cuda") if on_a_cpu else ("cuda",),
+        provides=claims,
+        in_place=in_place,
+        vjp=_pair(pairing, backend, in_place=True, back=True) if in_place else None,
+        configs=configurations if backend == "triton" else {},
+        kernels={"triton": ("rotation_kernel",), "cuda": ("rotation_kernel",), "reference": ()}[backend],
+        binaries=(str(NATIVE.path),) if backend == "cuda" else (),
+        backend=backend,
         trace=trace_launches,
-        unavailable=_NO_TRITON,
+        unavailable=_unavailable(backend),
     )
 
 
-def _reference(name: str, contract: str, pairing: Literal["adjacent", "half-split"]) -> Candidate:
-    # A composition of torch operations: it makes temporaries, so it cannot claim no-copy.
-    return Candidate(
-        name=name,
-        contract=contract,
-        run=_rotation(pairing, "reference"),
-        devices=("cpu", "cuda"),
-        provides=_CLAIMS,
-        backend="reference",
-        trace=trace_launches,
-    )
-
+_PAIRINGS: tuple[Pairing, Pairing] = ("adjacent", "half-split")
+_BACKENDS: tuple[Backend, ...] = ("triton", "cuda", "reference")
 
 CANDIDATES = [
-    _triton("ropecheck/triton-adjacent", "qwen-image", "adjacent"),
-    _triton("ropecheck/triton-half-split", "neox", "half-split"),
-    _reference("ropecheck/reference-adjacent", "qwen-image", "adjacent"),
-    _reference("ropecheck/reference-half-split", "neox", "half-split"),
+    *(_candidate(backend, pairing) for backend in _BACKENDS for pairing in _PAIRINGS),
+    *(_candidate(backend, pairing, "pair-") for backend in _BACKENDS for pairing in _PAIRINGS),
+    *(_candidate(backend, "adjacent", "pair-in-place-") for backend in ("triton", "cuda")),
 ]
+
+
+def native_library() -> dict[str, Any]:
+    """Path of our native library, what it was built from and for, and ``failure``: empty where it can be used."""
+    information = NATIVE.information()
+    built = asdict(information) if information is not None else {}
+    return {"path": str(NATIVE.path), **built, "failure": NATIVE.failure()}

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +21,14 @@ from ropecheck.kernels import (
     forced_configuration,
     interpreted_launches,
     multi_axis_rope,
+    multi_axis_rope_pair,
+    operators,
+    trace,
     trace_launches,
 )
 from ropecheck.kernels.backends import choose_backend
 from ropecheck.kernels.launch_configuration import configuration_for
+from ropecheck.kernels.native import NativeLibrary
 
 AUTO_ON_CPU = "auto: a cpu tensor is rotated by the reference"
 
@@ -102,19 +108,118 @@ def test_empty_input_leaves_no_record() -> None:
 
 
 def test_auto_chooses_by_device() -> None:
-    """auto is the reference for any device but cuda."""
-    assert choose_backend("auto", torch.device("cpu")) == ("reference", AUTO_ON_CPU)
-    assert choose_backend("auto", torch.device("meta"))[0] == "reference"
-    require_triton()
-    assert choose_backend("auto", torch.device("cuda")) == ("triton", "auto: a cuda tensor is rotated by triton")
+    """auto is the reference for any device but cuda, whatever could be loaded."""
+    for failure in ("", "OSError: broken"):
+        assert choose_backend("auto", torch.device("cpu"), failure, failure) == ("reference", AUTO_ON_CPU)
+        assert choose_backend("auto", torch.device("meta"), failure, failure)[0] == "reference"
+
+
+def raising(error: Exception) -> Callable[[str], None]:
+    """A loader that fails."""
+
+    def load(path: str) -> None:
+        raise error
+
+    return load
+
+
+LIBRARY_ERRORS: dict[str, Exception] = {
+    "absent": FileNotFoundError("no library"),
+    "ImportError": ImportError("made from other sources"),
+    "OSError": OSError("libtorch_cpu.so: undefined symbol"),
+    "RuntimeError": RuntimeError("registered twice"),
+}
+
+
+class BrokenLibrary(NativeLibrary):
+    """A fresh registry whose one library fails to load with the given error, as often as it is asked."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(Path("libropecheck_cuda.so"), raising(error))
+
+    def _check(self) -> None:
+        """The file is not what fails."""
+
+
+@pytest.mark.parametrize("case", LIBRARY_ERRORS)
+def test_auto_passes_over_a_broken_library_and_says_why(case: str) -> None:
+    """auto on a CUDA tensor moves on from the native library to Triton, and from there to the reference."""
+    error = LIBRARY_ERRORS[case]
+    failure = BrokenLibrary(error).failure()
+    why = f"auto: the native library cannot be loaded ({type(error).__name__}: {error})"
+    device = torch.device("cuda", 1)
+    assert choose_backend("auto", device, "", "") == ("cuda", "auto: a cuda tensor is rotated by the native library")
+    assert choose_backend("auto", device, failure, "") == ("triton", f"{why}; a cuda tensor is rotated by triton")
+    assert choose_backend("auto", device, failure, "ImportError: no triton") == (
+        "reference",
+        f"{why}; triton cannot be imported (ImportError: no triton); a cuda tensor is rotated by the reference",
+    )
+
+
+@pytest.mark.parametrize("case", LIBRARY_ERRORS)
+def test_an_explicit_request_raises_the_original_error(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """backend="cuda" and the raw operators raise the very object that loading raised, every time."""
+    monkeypatch.setattr(operators, "NATIVE", BrokenLibrary(LIBRARY_ERRORS[case]))
+    x, cos, sin = torch.randn(2, 5, 3, 8), torch.randn(5, 4), torch.randn(5, 4)
+    for call in (
+        lambda: multi_axis_rope(x, cos, sin, backend="cuda"),
+        lambda: multi_axis_rope_pair(x, x.clone(), cos, sin, backend="cuda"),
+        lambda: multi_axis_rope_pair(x, x.clone(), cos, sin, backend="cuda", in_place=True),
+        lambda: torch.ops.ropecheck.multi_axis_rope_cuda(x, cos, sin, False, False),
+    ):
+        with pytest.raises(type(LIBRARY_ERRORS[case])) as caught:
+            call()
+        assert caught.value is LIBRARY_ERRORS[case]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_cuda_on_a_cpu_tensor_is_refused(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a library that loads, a CPU tensor is refused in one sentence and not rotated by another backend."""
+
+    class LoadedLibrary(BrokenLibrary):
+        def load(self) -> None:
+            """Nothing fails."""
+
+    monkeypatch.setattr(operators, "NATIVE", LoadedLibrary(OSError()))
+    x, cos, sin = torch.randn(2, 5, 3, 8), torch.randn(5, 4), torch.randn(5, 4)
+    with trace_launches() as launches:
+        with pytest.raises(RuntimeError, match=r"^backend: 'cuda' needs a cuda tensor, got one on cpu$"):
+            multi_axis_rope(x, cos, sin, backend="cuda")
+        with pytest.raises(RuntimeError, match=r"^backend: 'cuda' needs a cuda tensor, got one on cpu$"):
+            multi_axis_rope_pair(x, x.clone(), cos, sin, backend="cuda", in_place=in_place)
+    assert launches == []
+
+
+def test_native_reports_are_on_while_any_trace_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first trace turns the library's reports on, the last one off, and a report becomes a record."""
+    receivers: list[Callable[..., None] | None] = []
+    monkeypatch.setattr(trace, "report_launches_to", receivers.append)
+    with trace_launches() as outer:
+        with trace_launches() as inner:
+            assert len(receivers) == 1
+            assert receivers[0] is not None
+            receivers[0]("multi_axis_rope_pair_cuda_", "forward", 1, "threads=128", "requested")
+            receivers[0]("multi_axis_rope_cuda", "backward", 0, "", "operator called directly")
+        assert len(receivers) == 1
+    assert receivers[1:] == [None]
+    assert (
+        outer
+        == inner
+        == [
+            Launch("multi_axis_rope_pair_cuda_", "cuda", "forward", "cuda:1", "threads=128", "requested"),
+            Launch("multi_axis_rope_cuda", "cuda", "backward", "cuda:0", None, "operator called directly"),
+        ]
+    )
 
 
 REFUSED_CALLS = """
 import contextlib, torch
-from ropecheck.kernels import interpreted_launches, multi_axis_rope
+from ropecheck.kernels import interpreted_launches, multi_axis_rope, multi_axis_rope_pair
 x, t = torch.randn(2, 5, 3, 8), torch.randn(5, 4)
 for call in (
     lambda: multi_axis_rope(x, t, t, backend="triton"),
+    lambda: multi_axis_rope_pair(x, x, t, t, backend="triton"),
+    lambda: multi_axis_rope_pair(x, x.clone(), t, t, backend="triton", in_place=True),
     lambda: torch.ops.ropecheck.multi_axis_rope_triton(x, t, t, False, False),
 ):
     try:
@@ -138,53 +243,58 @@ def test_triton_on_a_cpu_tensor_is_refused(environment: dict[str, str], declarat
     """Without interpreter and declaration neither the function nor the raw operator runs Triton, or falls back."""
     require_triton()
     printed = run_child(REFUSED_CALLS.replace("DECLARATION", declaration), **environment).splitlines()
-    assert [line.startswith(message) for line in printed] == [True, True]
+    assert [line.startswith(message) for line in printed] == [True] * 4
 
 
-def test_package_works_without_triton() -> None:
-    """Rotating needs no triton and imports none; asking for it re-raises its own error, and auto records that error."""
+@pytest.mark.parametrize("error", [ImportError, ModuleNotFoundError])
+def test_package_works_without_triton(error: type[ImportError]) -> None:
+    """Where triton cannot be imported the package works; asking for it re-raises its own error, auto records that."""
     code = """
 import sys
 
 class Broken:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "triton":
-            raise ImportError("triton was built for another machine")
+            raise ERROR("triton was built for another machine")
 
 import torch
-from ropecheck.kernels import multi_axis_rope
+sys.meta_path.insert(0, Broken())
+from ropecheck.kernels import multi_axis_rope, multi_axis_rope_pair
 from ropecheck.kernels.backends import choose_backend
 
 x, t = torch.randn(2, 5, 3, 8), torch.randn(5, 4)
 assert multi_axis_rope(x, t, t).shape == x.shape
-assert "triton" not in sys.modules
-sys.meta_path.insert(0, Broken())
 for call in (
     lambda: multi_axis_rope(x, t, t, backend="triton"),
+    lambda: multi_axis_rope_pair(x, x, t, t, backend="triton"),
     lambda: torch.ops.ropecheck.multi_axis_rope_triton(x, t, t, False, False),
 ):
     try:
         call()
     except ImportError as error:
         print(error)
-print(*choose_backend("auto", torch.device("cuda")), sep="|")
-"""
+print(*choose_backend("auto", torch.device("cuda"), "OSError: broken"), sep="|")
+""".replace("ERROR", error.__name__)
     message = "triton was built for another machine"
     assert run_child(code).splitlines() == [
-        message,
-        message,
-        f"reference|auto: triton cannot be imported (ImportError: {message})",
+        *[message] * 3,
+        "reference|auto: the native library cannot be loaded (OSError: broken); triton cannot be imported "
+        f"({error.__name__}: {message}); a cuda tensor is rotated by the reference",
     ]
 
 
-def test_backend_choice_for_a_gpu_is_traced_without_a_break() -> None:
-    """Choosing Triton for a CUDA tensor leaves a compiled graph whole."""
-    require_triton()
+@pytest.mark.parametrize(
+    ("failures", "number"), [(("", ""), 0), (("broken", ""), 1), (("broken", "broken"), 2)], ids=str
+)
+def test_backend_choice_for_a_gpu_is_traced_without_a_break(failures: tuple[str, str], number: int) -> None:
+    """The choice for a CUDA tensor leaves a compiled graph whole, whichever libraries are there."""
+    torch._dynamo.reset()
 
     def chosen(x: torch.Tensor) -> torch.Tensor:
-        return x + (1 if choose_backend("auto", torch.device("cuda"))[0] == "triton" else 2)
+        chosen, _ = choose_backend("auto", torch.device("cuda"), *failures)
+        return x + ("cuda", "triton", "reference").index(chosen)
 
-    assert torch.compile(chosen, backend="eager", fullgraph=True)(torch.zeros(1)).item() == 1
+    assert torch.compile(chosen, backend="eager", fullgraph=True)(torch.zeros(1)).item() == number
 
 
 def test_forced_configuration_is_fitted_and_released() -> None:

@@ -31,6 +31,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "partial, largest head": {"head_dim": 256, "lanes": 32, "block": (4, 8, 8)},
     "one token": {"block": (1, 32, 4)},
     "few heads": {"block": (16, 2, 4)},
+    "pair": {"pair": True},
+    "pair, half-split": {"pair": True, "half_split": True},
+    "pair, fp32": {"pair": True, "dtype": "fp32"},
+    "pair, largest head": {"pair": True, "head_dim": 256, "lanes": 128, "block": (4, 8, 8)},
+    "pair, R = 48 of D = 80": {"pair": True, "head_dim": 80, "lanes": 24},
+    "pair, conjugate": {"pair": True, "conjugate": True},
+    "pair, one token": {"pair": True, "block": (1, 32, 4)},
+    "pair, few heads": {"pair": True, "block": (16, 2, 4)},
+    "in place": {"pair": True, "in_place": True},
+    "in place, half-split": {"pair": True, "in_place": True, "half_split": True},
+    "in place, conjugate": {"pair": True, "in_place": True, "conjugate": True},
+    "in place, fp32": {"pair": True, "in_place": True, "dtype": "fp32"},
+    "in place, largest head": {"pair": True, "in_place": True, "head_dim": 256, "lanes": 128, "block": (4, 8, 8)},
+    "in place, R = 48 of D = 80": {"pair": True, "in_place": True, "head_dim": 80, "lanes": 24},
+    "in place, one token": {"pair": True, "in_place": True, "block": (1, 32, 4)},
+    "in place, few heads": {"pair": True, "in_place": True, "block": (16, 2, 4)},
     "channel stride": {"unit_channel": False},
     "unaligned": {"aligned": False},
 }
@@ -87,6 +103,19 @@ def test_nothing_spills(compiled: dict[str, dict[str, Any]], variant: str) -> No
     assert compiled[variant]["stack"] == 0
 
 
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("in place")])
+def test_in_place_waits_between_reading_and_writing(compiled: dict[str, dict[str, Any]], variant: str) -> None:
+    """Each of the two branches has one barrier more than the same rotation out of place."""
+    out_of_place = compiled[variant.replace("in place", "pair", 1)]
+    assert compiled[variant]["barriers"] == out_of_place["barriers"] + 2
+
+
+def test_single_rotation_has_no_argument_of_the_second(compiled: dict[str, dict[str, Any]]) -> None:
+    """Without a pair k's two pointers, two sizes and six strides are no parameters of the machine code."""
+    assert compiled["pair"]["parameters"] == compiled["adjacent"]["parameters"] + 10
+    assert compiled["in place"]["parameters"] == compiled["pair"]["parameters"]
+
+
 def test_output_stores_stay_wide_for_a_strided_input(compiled: dict[str, dict[str, Any]]) -> None:
     """A channel stride narrows the loads alone, the output being contiguous."""
     assert compiled["channel stride"]["widths"]["st"] == ["v4.b32"]
@@ -102,30 +131,39 @@ def facts_of(
     block: tuple[int, int, int] = (4, 8, 4),
     unit_channel: bool = True,
     aligned: bool = True,
+    pair: bool = False,
+    in_place: bool = False,
 ) -> dict[str, Any]:
     """Compile one variant and read its code."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from ropecheck.kernels.triton_rotation import rotation_kernel
+    from ropecheck.kernels.triton_kernel import rotation_kernel
 
     constants: dict[str, Any] = {
         "HEAD_DIM": head_dim,
         "LANES": lanes,
         "HALF_SPLIT": half_split,
         "CONJUGATE": conjugate,
+        "PAIR": pair,
+        "IN_PLACE": in_place,
         "TOKEN_BLOCK": block[0],
         "HEAD_BLOCK": block[1],
         "LANE_BLOCK": triton.next_power_of_2(lanes),
         "TAIL_BLOCK": triton.next_power_of_2(max(head_dim - 2 * lanes, 1)),
         "cos_stride_lane": 1,
         "sin_stride_lane": 1,
+        "y_stride_channel": 1,
     }
+    if pair:
+        constants |= {"k_stride_channel": 1, "k_rotated_stride_channel": 1}
+    else:
+        constants |= {name: None for name in rotation_kernel.arg_names if name.startswith("k_") or name == "k"}
     if unit_channel:
         constants["x_stride_channel"] = 1
-    types = {"x": f"*{dtype}", "y": f"*{dtype}", "cos": "*fp32", "sin": "*fp32"}
-    unspecialised = {"sequence", "heads", "token_blocks", "head_blocks"}
+    types = dict.fromkeys(("x", "y", "k", "k_rotated"), f"*{dtype}") | {"cos": "*fp32", "sin": "*fp32"}
+    unspecialised = {"sequence", "heads", "k_heads", "token_blocks", "head_blocks", "k_head_blocks"}
     signature, attributes = {}, {}
     for position, name in enumerate(rotation_kernel.arg_names):
         signature[name] = "constexpr" if name in constants else types.get(name, "i32")
@@ -147,9 +185,9 @@ def facts_of(
         "sass_fmul": len(re.findall(r"\bFMUL", sass)),
         "sass_fadd": len(re.findall(r"\bFADD", sass)),
         "stack": int(stack[1]),
-        "widths": {
-            kind: sorted(set(re.findall(rf"\b{kind}\.global\.([\w.]+)", ptx))) for kind in ("ld", "st")
-        },
+        "barriers": len(re.findall(r"\bBAR\.SYNC", sass)),
+        "parameters": len(re.findall(r"\.param \.", ptx.split("{")[0])),
+        "widths": {kind: sorted(set(re.findall(rf"\b{kind}\.global\.([\w.]+)", ptx))) for kind in ("ld", "st")},
     }
 
 

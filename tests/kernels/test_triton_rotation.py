@@ -28,6 +28,7 @@ from ropecheck.kernels import (
     forced_configuration,
     interpreted_launches,
     multi_axis_rope,
+    multi_axis_rope_pair,
     trace_launches,
 )
 
@@ -65,6 +66,16 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
     "token stride 0": lambda: torch.randn(B, 1, H, D).expand(B, S, H, D),
     "batch stride 0": lambda: torch.randn(1, S, H, D).expand(B, S, H, D),
     "odd storage offset": lambda: torch.randn(B * S * H * D + 1)[1:].view(B, S, H, D),
+}
+
+# Where q and k lie in a buffer of one dimension: sizes, strides, offset.
+PLACES: dict[str, tuple[Any, Any]] = {
+    "two tensors": (((B, S, 3, D), (336, 48, 16, 1), 0), ((B, S, 1, D), (112, 16, 16, 1), 672)),
+    "packed QKV": (((B, S, 3, D), (560, 80, 16, 1), 0), ((B, S, 1, D), (560, 80, 16, 1), 48)),
+    "packed per head": (((B, S, 2, D), (672, 96, 48, 1), 0), ((B, S, 2, D), (672, 96, 48, 1), 16)),
+    "channels interleaved": (((B, S, 3, D), (672, 96, 32, 2), 0), ((B, S, 3, D), (672, 96, 32, 2), 1)),
+    "heads before tokens": (((B, S, 3, D), (336, 16, 112, 1), 5), ((B, S, 2, D), (224, 16, 112, 1), 700)),
+    "channels outermost": (((B, S, 3, D), (21, 3, 1, 42), 0), ((B, S, 1, D), (7, 1, 1, 14), 673)),
 }
 
 TABLES: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
@@ -133,8 +144,15 @@ def cases() -> dict[str, Case]:
             add(f"table: {name}", dtype, LAYOUTS["packed QKV"], table)
         for name, (b, s, h, d, r) in SHAPES.items():
             add(f"shape: {name}", dtype, partial(torch.randn, b, s, h, d), partial(dense_tables, s, r // 2))
+        for name in LAYOUTS:
+            found[f"pair: {name}, {str(dtype)[6:]}"] = partial(pair, dtype, name)
+        for name in PLACES:
+            found[f"in place: {name}, {str(dtype)[6:]}"] = partial(in_place, dtype, name)
     for configuration in LAUNCH_CONFIGURATIONS:
         found[f"forced {configuration}"] = partial(forced, configuration)
+    for heads in ((37, 2), (2, 37), (33, 32), (0, 3), (3, 0)):
+        found[f"pair: {heads} heads"] = partial(pair_of_heads, heads)
+    found["in place: offsets past 2**31"] = in_place_past_31_bits
     found["tail payloads"] = tail_payloads
     found["signed zeros"] = signed_zeros
     for operand, dimensions in (("x", 4), ("cos", 3), ("sin", 3)):
@@ -144,6 +162,7 @@ def cases() -> dict[str, Case]:
             )
     found["empty"] = empty
     found["derivative"] = derivative
+    found["pair derivative"] = pair_derivative
     found["opcheck"] = opcheck
     return found
 
@@ -158,8 +177,72 @@ def forced(configuration: LaunchConfiguration) -> str:
     x, cos, sin = (placed(torch.randn(shape)) for shape in ((2, 19, 35, 8), (19, 3), (19, 3)))
     with forced_configuration(configuration), trace_launches() as launches:
         found = compare(x, cos, sin, "adjacent", False) or compare(x, cos, sin, "half-split", False)
+        found = found or compare_pair(x, x[:, :, :3], cos, sin, "adjacent")
     ran = [launch.configuration for launch in launches if launch.backend == "triton"]
-    return found or ("" if ran == [configuration] * 2 else f"ran {ran}")
+    return found or ("" if ran == [configuration] * 3 else f"ran {ran}")
+
+
+def pair(dtype: torch.dtype, name: str) -> str:
+    """One of the layouts beside another, as q and as k; the upstream gradients may be laid out like that too."""
+    cos, sin = (placed(table) for table in TABLES["shared"]())
+    x, other = placed(LAYOUTS[name](), dtype), placed(torch.randn(B, 5, S, D).transpose(1, 2), dtype)
+    for q, k in ((x, other), (other, x), (x, x)):
+        for pairing in PAIRINGS:
+            if found := compare_pair(q, k, cos, sin, pairing):
+                return f"{pairing}: {found}"
+    return ""
+
+
+def pair_of_heads(heads: tuple[int, int]) -> str:
+    q, k = (torch.randn(2, 5, count, 8, device=DEVICE) for count in heads)
+    found = compare_pair(q, k, torch.randn(2, 5, 3, device=DEVICE), torch.randn(2, 5, 3, device=DEVICE), "adjacent")
+    return found or compare_pair(q[:, :, :0], k[:, :, :0], *[torch.randn(5, 3, device=DEVICE)] * 2, "adjacent")
+
+
+def compare_pair(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, pairing: Any) -> str:
+    with interpreted_launches(), trace_launches() as launches:
+        got = multi_axis_rope_pair(q, k, cos, sin, pairing=pairing, backend="triton")
+    wanted = multi_axis_rope_pair(q, k, cos, sin, pairing=pairing, backend="reference")
+    if [launch.operator for launch in launches] != ["multi_axis_rope_pair_triton"] * (q.numel() + k.numel() > 0):
+        return f"launches: {launches}"
+    view = VIEWS[q.dtype]
+    same = [y.is_contiguous() and torch.equal(y.view(view), z.view(view)) for y, z in zip(got, wanted, strict=True)]
+    return "" if all(same) else f"equal: {same}"
+
+
+def in_place(dtype: torch.dtype, place: str) -> str:
+    """The whole buffer, channels past R and what lies between q and k included, is as the reference leaves it."""
+    cos, sin = (placed(table) for table in TABLES["shared"]())
+    for pairing in PAIRINGS:
+        for conjugate in (False, True):
+            buffer = placed(torch.randn(1400), dtype)
+            wanted = buffer.clone()
+            for backend, memory in (("triton", buffer), ("reference", wanted)):
+                q, k = (memory.as_strided(*where) for where in PLACES[place])
+                rotate_in_place(q, k, cos, sin, pairing, conjugate, backend)
+            if differing := int((buffer.view(VIEWS[dtype]) != wanted.view(VIEWS[dtype])).sum()):
+                return f"{pairing}, conjugate {conjugate}: {differing} elements differ"
+    return ""
+
+
+def in_place_past_31_bits() -> str:
+    """The last queries and the first keys lie past 2**31 elements."""
+    memory = reserved(2**31 + 1000)
+    q = memory.as_strided((2, 5, 3, 8), (2**31, 24, 8, 1))
+    k = memory.as_strided((2, 5, 3, 8), (120, 24, 8, 1), 2**31 + 500)
+    cos, sin = (torch.randn(5, 3, device=DEVICE) for _ in range(2))
+    for x in (q, k):
+        x.copy_(torch.randn(x.shape))
+    wanted = multi_axis_rope_pair(q, k, cos, sin, backend="reference")
+    rotate_in_place(q, k, cos, sin, "adjacent", False, "triton")
+    return "" if torch.equal(q, wanted[0]) and torch.equal(k, wanted[1]) else "elements differ"
+
+
+def rotate_in_place(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, pairing: Any, conjugate: bool, backend: Any
+) -> None:
+    with interpreted_launches():
+        multi_axis_rope_pair(q, k, cos, sin, pairing=pairing, conjugate=conjugate, in_place=True, backend=backend)
 
 
 def tail_payloads() -> str:
@@ -235,14 +318,41 @@ def derivative() -> str:
     return "" if torch.equal(got, wanted) else "gradient differs"
 
 
+def pair_derivative() -> str:
+    """Both gradients come from one launch over upstream gradients of their own strides; one alone from the single."""
+    q, k = (placed(torch.randn(2, 3, heads, 8)).requires_grad_() for heads in (4, 1))
+    cos, sin = (placed(torch.randn(3, 3)) for _ in range(2))
+    upstream = placed(torch.randn(2, 4, 3, 8)).transpose(1, 2), placed(torch.randn(2, 3, 1, 1)).expand(2, 3, 1, 8)
+    wanted = multi_axis_rope_pair(*upstream, cos, sin, conjugate=True, backend="reference")
+    with interpreted_launches(), trace_launches() as launches:
+        rotated = multi_axis_rope_pair(q, k, cos, sin, backend="triton")
+        got = torch.autograd.grad(rotated, (q, k), upstream, retain_graph=True)
+        (alone,) = torch.autograd.grad(rotated[1], k, upstream[1])
+    ran = [(launch.operator.removeprefix("multi_axis_rope_"), launch.direction) for launch in launches]
+    if ran != [("pair_triton", "forward"), ("pair_triton", "backward"), ("triton", "backward")]:
+        return f"launches: {ran}"
+    same = [torch.equal(y, z) for y, z in zip((*got, alone), (*wanted, wanted[1]), strict=True)]
+    return "" if all(same) else f"equal: {same}"
+
+
 def opcheck() -> str:
-    x = placed(torch.randn(2, 3, 2, 8)).requires_grad_()
     table = placed(torch.randn(3, 3))
+    q, k = (placed(torch.randn(2, 3, heads, 8)) for heads in (2, 1))
+    settings = table, table, False, True
+    operators = torch.ops.ropecheck
     with interpreted_launches():
-        result = torch.library.opcheck(
-            torch.ops.ropecheck.multi_axis_rope_triton.default, (x, table, table, False, True)
-        )
-    return "" if set(result.values()) == {"SUCCESS"} else str(result)
+        for operator, arguments in (
+            (operators.multi_axis_rope_triton, (q.clone().requires_grad_(), *settings)),
+            (
+                operators.multi_axis_rope_pair_triton,
+                (q.clone().requires_grad_(), k.clone().requires_grad_(), *settings),
+            ),
+            (operators.multi_axis_rope_pair_triton_, (q, k, *settings)),
+        ):
+            result = torch.library.opcheck(operator.default, arguments)
+            if set(result.values()) != {"SUCCESS"}:
+                return str(result)
+    return ""
 
 
 def run_cases(device: str, **environment: str) -> dict[str, str]:
