@@ -1,4 +1,4 @@
-"""Launch configurations of the rotary kernel: a small explicit table and the rule that picks from it.
+"""Launch configurations of the rotary kernels: a small explicit table of each and the rule that picks from it.
 
 There is no autotuning: a tuner keeps state, so that the first call and the hundredth need not run the same
 binary. Every entry computes the same bytes; entries differ in speed alone.
@@ -40,6 +40,13 @@ WIDE_HEADS = LaunchConfiguration(tokens=4, heads=8, warps=8)
 LAUNCH_CONFIGURATIONS = (ONE_TOKEN, FEW_HEADS, MANY_HEADS, WIDE_HEADS)
 """Every configuration of a compiled launch, each of which :func:`forced_configuration` takes."""
 
+NORM_ONE_TOKEN = LaunchConfiguration(tokens=1, heads=16, warps=4)
+NORM_FEW_TOKENS = LaunchConfiguration(tokens=4, heads=4, warps=4)
+NORM_NARROW_HEADS = LaunchConfiguration(tokens=8, heads=4, warps=4)
+
+NORM_LAUNCH_CONFIGURATIONS = (NORM_ONE_TOKEN, NORM_FEW_TOKENS, NORM_NARROW_HEADS)
+"""Those of a compiled launch of the normalised rotation, which holds every row twice; forced in the same way."""
+
 INTERPRETED = LaunchConfiguration(tokens=64, heads=32, warps=4)
 """The interpreter's own: a program costs it about a millisecond before its first element."""
 
@@ -54,10 +61,13 @@ def forced_configuration(configuration: LaunchConfiguration) -> Iterator[None]:
     The choice is the process's and not the thread's, because autograd runs a backward in a thread of its own.
 
     Raises:
-        ValueError: ``configuration`` is not one of :data:`LAUNCH_CONFIGURATIONS`.
+        ValueError: ``configuration`` is in neither table.
     """
-    if configuration not in LAUNCH_CONFIGURATIONS:
-        raise ValueError(f"configuration: expected an entry of LAUNCH_CONFIGURATIONS, got {configuration}")
+    if configuration not in (*LAUNCH_CONFIGURATIONS, *NORM_LAUNCH_CONFIGURATIONS):
+        raise ValueError(
+            "configuration: expected an entry of LAUNCH_CONFIGURATIONS or NORM_LAUNCH_CONFIGURATIONS, "
+            f"got {configuration}"
+        )
     with _lock:
         _forced.append(configuration)
     try:
@@ -82,6 +92,30 @@ def configuration_for(sequence: int, heads: int, head_dim: int, *, interpreted: 
     else:
         chosen = WIDE_HEADS
     return chosen.fitted(sequence, heads)
+
+
+def norm_configuration_for(tokens: int, heads: int, block: int, *, interpreted: bool) -> LaunchConfiguration:
+    """The same for the normalised rotation; ``block`` is the head dimension, padded to a power of two."""
+    if _forced:
+        chosen = _forced[-1]
+    elif interpreted:
+        chosen = INTERPRETED
+    elif tokens == 1:
+        chosen = NORM_ONE_TOKEN
+    elif block > 128:
+        chosen = NORM_FEW_TOKENS
+    else:
+        chosen = NORM_NARROW_HEADS
+    return chosen.fitted(tokens, heads)
+
+
+def norm_row_block(rows: int, block: int, *, interpreted: bool) -> tuple[int, int]:
+    """Rows of one program of the normalised rotation's derivative, a power of two, and its warps.
+
+    No more rows than the tree over all of them has: an addition of nothing more would lose the sign of a zero.
+    """
+    chosen = 512 if interpreted else max(1, 2048 // block)
+    return min(chosen, _next_power_of_two(max(rows, 1))), 4
 
 
 def _next_power_of_two(value: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
 from .native import NATIVE
+from .norm_operators import NATIVE_NORM_OPERATORS
 from .operands import (
     IN_PLACE_GRADIENT_REFUSED,
     TABLE_GRADIENT_REFUSED,
@@ -195,5 +196,6 @@ NATIVE_FAILURE = NATIVE.failure()
 """Why the native library cannot be used; empty where it has been loaded, which gives ``cuda`` its CUDA kernels."""
 
 if NATIVE_FAILURE:
-    for _name in ("multi_axis_rope_cuda", "multi_axis_rope_pair_cuda", "multi_axis_rope_pair_cuda_"):
+    _rotations = ("multi_axis_rope_cuda", "multi_axis_rope_pair_cuda", "multi_axis_rope_pair_cuda_")
+    for _name in (*_rotations, *NATIVE_NORM_OPERATORS):
         _library.impl(_name, _refuse_native, "CUDA")  # type: ignore[no-untyped-call]

@@ -1,0 +1,211 @@
+"""The Triton kernel of the normalised rotation, forward: queries, keys and gates in one launch.
+
+Importing this module imports triton, and fixes whether the kernel is compiled or interpreted.
+"""
+
+# Triton carries no type information, and the compile-time constants of a kernel are written in capitals.
+# mypy: disable-error-code="import-untyped,import-not-found,untyped-decorator,no-untyped-def"
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from .norm_triton_parts import load_factor, load_turn, partner_of, reciprocal_root, turn
+
+
+@triton.jit
+def norm_rope_block(
+    x,
+    x_stride_token,
+    y,
+    gate,
+    weight,
+    weight_offset,
+    c,
+    s,
+    outside,
+    eps,
+    token,
+    token_valid,
+    head_block,
+    heads,
+    GATE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    ADD_OFFSET: tl.constexpr,
+    ROUND_NORM: tl.constexpr,
+    FMA: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):
+    """Normalise and rotate a block of tokens and heads of x into y; with GATE each head of x has its gate behind it."""
+    parts: tl.constexpr = 2 if GATE else 1
+    rows: tl.constexpr = TOKEN_BLOCK * HEAD_BLOCK
+    head = head_block.to(tl.int64) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
+    channel = tl.arange(0, BLOCK)
+    row_valid = (token_valid[:, None] & (head < heads)[None, :])[:, :, None]
+    x_row = x + (token[:, None] * x_stride_token + head[None, :] * (parts * HEAD_DIM))[:, :, None]
+    y_offset = ((token[:, None] * heads + head[None, :]) * HEAD_DIM)[:, :, None] + channel[None, None, :]
+    valid = row_valid & (channel < HEAD_DIM)[None, None, :]
+    own = tl.load(x_row + channel[None, None, :], mask=valid, other=0.0).to(tl.float32)
+    # The partners are read again: the cache has them, and within the registers they lie in other threads.
+    partner_channel = partner_of(channel, LANES, ALIGNMENT)
+    rotated = channel < 2 * LANES
+    partner_valid = row_valid & rotated[None, None, :]
+    partner = tl.load(x_row + partner_channel[None, None, :], mask=partner_valid, other=0.0).to(tl.float32)
+
+    inverse = reciprocal_root(tl.reshape(own, (rows, BLOCK)), eps, rows, HEAD_DIM, BLOCK)
+    inverse = tl.reshape(inverse, (TOKEN_BLOCK, HEAD_BLOCK))[:, :, None]
+    own_factor = load_factor(weight, channel, channel < HEAD_DIM, weight_offset, ADD_OFFSET)
+    partner_factor = load_factor(weight, partner_channel, rotated, weight_offset, ADD_OFFSET)
+    own = own * inverse * own_factor[None, None, :]
+    partner = partner * inverse * partner_factor[None, None, :]
+    if ROUND_NORM:
+        own = own.to(y.dtype.element_ty).to(tl.float32)
+        partner = partner.to(y.dtype.element_ty).to(tl.float32)
+
+    # The sine is negated for the first members, and a product with it is so exactly.
+    turned = turn(own, partner, c[:, None, :], tl.where(channel < LANES, -s, s)[:, None, :], FMA)
+    result = tl.where(rotated[None, None, :], turned, own)
+    result = tl.where(outside[:, None, None], float("nan"), result)
+    tl.store(y + y_offset, result.to(y.dtype.element_ty), mask=valid)
+    if GATE:
+        moved = tl.load(x_row + HEAD_DIM + channel[None, None, :], mask=valid)
+        tl.store(gate + y_offset, moved, mask=valid)
+
+
+# Sizes are not specialised: a token more or less needs no binary of its own.
+@triton.jit(do_not_specialize=["tokens", "q_heads", "k_heads", "q_head_blocks", "k_head_blocks", "cache_rows"])
+def norm_rope_gate_kernel(
+    q_gate,
+    k,
+    q,
+    k_rotated,
+    gate,
+    q_weight,
+    k_weight,
+    cache,
+    positions,
+    axis_map,
+    slots,
+    tokens,
+    q_heads,
+    k_heads,
+    q_head_blocks,
+    k_head_blocks,
+    cache_rows,
+    q_gate_stride,
+    k_stride,
+    cache_stride,
+    position_stride_row,
+    position_stride_token,
+    axis_stride,
+    slot_stride,
+    eps,
+    weight_offset,
+    GATE: tl.constexpr,
+    MROPE: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PADDING: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    ADD_OFFSET: tl.constexpr,
+    ROUND_NORM: tl.constexpr,
+    FMA: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):
+    """One program takes one block of tokens and heads, of the queries (with their gates) or of the keys.
+
+    Programs next to one another have one token block, so they share their rows of the table: first the head blocks
+    of the queries, then those of the keys. Without GATE, MROPE or SLOTS their tensors and strides are None.
+    """
+    program = tl.program_id(0)
+    head_blocks = q_head_blocks + k_head_blocks
+    head_block = program % head_blocks
+    # Offsets are 64 bits wide from the first product on: any of them may pass 2**31 elements.
+    token = (program // head_blocks).to(tl.int64) * TOKEN_BLOCK + tl.arange(0, TOKEN_BLOCK)
+    token_valid = token < tokens
+    if SLOTS:
+        token_valid &= tl.load(slots + token * slot_stride, mask=token_valid, other=PADDING) != PADDING
+    c, s, outside = load_turn(
+        cache,
+        cache_stride,
+        cache_rows,
+        positions,
+        position_stride_row,
+        position_stride_token,
+        axis_map,
+        axis_stride,
+        token,
+        token_valid,
+        tl.arange(0, BLOCK),
+        LANES,
+        MROPE,
+        ALIGNMENT,
+    )
+    if head_block < q_head_blocks:
+        norm_rope_block(
+            q_gate,
+            q_gate_stride,
+            q,
+            gate,
+            q_weight,
+            weight_offset,
+            c,
+            s,
+            outside,
+            eps,
+            token,
+            token_valid,
+            head_block,
+            q_heads,
+            GATE,
+            HEAD_DIM,
+            LANES,
+            ADD_OFFSET,
+            ROUND_NORM,
+            FMA,
+            TOKEN_BLOCK,
+            HEAD_BLOCK,
+            BLOCK,
+            ALIGNMENT,
+        )
+    else:
+        norm_rope_block(
+            k,
+            k_stride,
+            k_rotated,
+            None,
+            k_weight,
+            weight_offset,
+            c,
+            s,
+            outside,
+            eps,
+            token,
+            token_valid,
+            head_block - q_head_blocks,
+            k_heads,
+            False,
+            HEAD_DIM,
+            LANES,
+            ADD_OFFSET,
+            ROUND_NORM,
+            FMA,
+            TOKEN_BLOCK,
+            HEAD_BLOCK,
+            BLOCK,
+            ALIGNMENT,
+        )
+
+
+INTERPRETED = not isinstance(norm_rope_gate_kernel, JITFunction)
+"""Whether ``TRITON_INTERPRET=1`` was set when triton was imported."""
