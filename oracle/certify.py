@@ -52,22 +52,22 @@ def certify(recipe: Recipe, points: Iterable[Point], dtype: torch.dtype, using: 
     """
     engine = using or arithmetic()
     exact = [p for p in points if all(map(math.isfinite, (p.x0, p.x1, p.c, p.s)))]
-    with _exact_numbers(engine) as number:
-        forms = [_Walk(number, dtype).output(recipe, point) for point in exact]
+    with exact_numbers(engine) as number:
+        forms = [Walk(number, dtype).output(recipe, point) for point in exact]
     for point, values in zip(exact, forms, strict=True):
-        finite = sorted(map(_ordered, (v for v in values if math.isfinite(v))))
-        expected = (finite[0], finite[-1]) if finite else (_ordered(math.nan),) * 2
-        found = (_ordered(point.low), _ordered(point.high))
-        if expected != found or _ordered(values[0]) != _ordered(point.strict):
+        finite = sorted(map(ordered, (v for v in values if math.isfinite(v))))
+        expected = (finite[0], finite[-1]) if finite else (ordered(math.nan),) * 2
+        found = (ordered(point.low), ordered(point.high))
+        if expected != found or ordered(values[0]) != ordered(point.strict):
             raise CertificationError(
-                f"{engine} admits {_shown(expected)}, strictly {values[0]!r}, where the oracle admits "
-                f"{_shown(found)}, strictly {point.strict!r}, for {point.output} of x0={point.x0.hex()} "
+                f"{engine} admits {shown(expected)}, strictly {values[0]!r}, where the oracle admits "
+                f"{shown(found)}, strictly {point.strict!r}, for {point.output} of x0={point.x0.hex()} "
                 f"x1={point.x1.hex()} c={point.c.hex()} s={point.s.hex()} in {dtype} by recipe '{recipe.name}'"
             )
     return Certificate(len(exact), engine)
 
 
-def _ordered(value: float) -> tuple[int, int]:
+def ordered(value: float) -> tuple[int, int]:
     """Sorts as the values do, -0 below +0; every NaN alike."""
     if math.isnan(value):
         return (1, 0)
@@ -75,7 +75,7 @@ def _ordered(value: float) -> tuple[int, int]:
     return (0, raw if raw >= 0 else -1 - (raw & 0x7FFF_FFFF_FFFF_FFFF))
 
 
-def _shown(span: tuple[tuple[int, int], ...]) -> str:
+def shown(span: tuple[tuple[int, int], ...]) -> str:
     def value(key: tuple[int, int]) -> float:
         raw = key[1] if key[1] >= 0 else (-1 - key[1]) | -0x8000_0000_0000_0000
         return math.nan if key[0] else float(struct.unpack("<d", struct.pack("<q", raw))[0])
@@ -83,7 +83,7 @@ def _shown(span: tuple[tuple[int, int], ...]) -> str:
     return f"[{value(span[0])!r}, {value(span[1])!r}]"
 
 
-class _Walk:
+class Walk:
     """Evaluates a recipe on exact numbers. A value is a float, or an exact number of the engine with its sign."""
 
     def __init__(self, number: Callable[[float], Any], dtype: torch.dtype) -> None:
@@ -100,8 +100,8 @@ class _Walk:
             target = self.activation if step.dtype == "activation" else self.fp32
             if step.op == "mul":
                 exact = _Product(self.number, known[step.left][0], known[step.right][0])
-                rounded = _rounded(exact.number, exact.negative, self.fp32)
-                rounded = _again(rounded, target)
+                rounded = round_number(exact.number, exact.negative, self.fp32)
+                rounded = round_again(rounded, target)
                 fuses = step.contractible and target is self.fp32
                 known[step.out] = [rounded, exact] if fuses else [rounded]
             elif step.right != "zero" and onto_zero.get(step.out, step).out == point.output:
@@ -138,15 +138,15 @@ class _Walk:
             return as_floats[0] + math.copysign(abs(as_floats[1]), -1.0 if second_negative else 1.0)
         first, second = (self.number(v) if isinstance(v, float) else v for v in (first, second))
         total = first - second if negate else first + second
-        is_zero = _integers(total)[0] == 0
+        is_zero = integers(total)[0] == 0
         value: float | None = None
         for form in stops:
-            value = _rounded(total, first_negative and second_negative, form) if value is None else _again(value, form)
+            value = round_number(total, first_negative and second_negative, form) if value is None else round_again(value, form)
         if value is None:
-            value = _rounded(total, first_negative and second_negative and not clears, self.activation)
+            value = round_number(total, first_negative and second_negative and not clears, self.activation)
         elif clears and (is_zero or value == 0):
             value += 0.0
-        return _again(value, self.activation)
+        return round_again(value, self.activation)
 
 
 class _Product:
@@ -162,7 +162,7 @@ def _negative(value: float) -> bool:
 
 
 @contextmanager
-def _exact_numbers(engine: str) -> Iterator[Callable[[float], Any]]:
+def exact_numbers(engine: str) -> Iterator[Callable[[float], Any]]:
     """The engine's constructor, within a context whose precision keeps every product and sum exact."""
     if engine == "arb":
         import flint
@@ -176,7 +176,7 @@ def _exact_numbers(engine: str) -> Iterator[Callable[[float], Any]]:
             yield mpmath.mpf
 
 
-def _integers(number: Any) -> tuple[int, int]:
+def integers(number: Any) -> tuple[int, int]:
     """(mantissa, exponent) of an exact number. A ball with a radius means that the precision was too small."""
     if hasattr(number, "is_exact"):
         if not number.is_exact():
@@ -187,22 +187,22 @@ def _integers(number: Any) -> tuple[int, int]:
     return (-int(mantissa) if sign else int(mantissa)), int(exponent)
 
 
-def _rounded(number: Any, negative: bool, form: Format) -> float:
+def round_number(number: Any, negative: bool, form: Format) -> float:
     """Round to nearest even into ``form``; an exact zero takes the sign ``negative``."""
-    mantissa, exponent = _integers(number)
+    mantissa, exponent = integers(number)
     if mantissa == 0:
         return -0.0 if negative else 0.0
-    return _nearest(mantissa, exponent, form)
+    return nearest(mantissa, exponent, form)
 
 
-def _again(value: float, form: Format) -> float:
+def round_again(value: float, form: Format) -> float:
     if value == 0 or not math.isfinite(value):
         return value
     numerator, denominator = value.as_integer_ratio()
-    return _nearest(numerator, 1 - denominator.bit_length(), form)
+    return nearest(numerator, 1 - denominator.bit_length(), form)
 
 
-def _nearest(mantissa: int, exponent: int, form: Format) -> float:
+def nearest(mantissa: int, exponent: int, form: Format) -> float:
     sign, magnitude = (-1.0, -mantissa) if mantissa < 0 else (1.0, mantissa)
     least = max(exponent + magnitude.bit_length() - form.precision, form.least_exponent - form.precision + 1)
     if least > exponent:

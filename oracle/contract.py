@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from .norm import Norm
     from .pairing import Pairing
     from .recipes import Recipe
 
@@ -62,13 +63,14 @@ class Contract:
 
     The five choices are ``positions``, ``frequencies``, ``lanes``, ``pairing`` and the recipe (``forward`` and
     ``backward``, which vendors do not always round alike). ``table_dtype`` is fp32, or the activation dtype
-    where the vendor casts its table. ``source`` says which upstream release the contract is pinned to.
+    where the vendor casts its table. ``source`` says which upstream release the contract is pinned to. ``norm`` is
+    the norm that a fused contract applies to a head before it rotates it.
     """
 
     name: str
     summary: str
     source: str
-    family: Literal["rotate"]
+    family: Literal["rotate", "rotate_qk", "norm_rotate_gate"]
     head_dim: int
     positions: PositionRule
     frequencies: FrequencyRule
@@ -77,6 +79,7 @@ class Contract:
     forward: Recipe
     backward: Recipe
     table_dtype: Literal["float32", "activation"] = "float32"
+    norm: Norm | None = None
 
     @property
     def rotary_dim(self) -> int:

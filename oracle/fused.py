@@ -7,14 +7,13 @@ may return is in :mod:`ropecheck.oracle.fused_sets`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from .floats import fma32
 from .norm import Norm, strict_norm, strict_reciprocal_root, tree_sum
-from .recipes import ONE_ROUNDING, Recipe
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,7 @@ class NormRotation:
     ``x`` is [T, H, D], ``weight`` [D] of x's dtype or fp32, ``cos`` and ``sin`` [T, R / 2] the rows that the tokens
     read (:func:`gathered_tables`), fp32 or exact in it. Pairs are half-split; channels from R on are normalised only.
     ``fma`` says which sums are strict. Every channel of an ``out_of_range`` token (bool [T]) is NaN; a ``padding``
-    token is neither read nor written. ``recipe`` is that of the forward rotation where it is not our own. Raises
-    ValueError for shapes that do not fit.
+    token is neither read nor written. Raises ValueError for shapes that do not fit.
     """
 
     x: Tensor
@@ -36,7 +34,6 @@ class NormRotation:
     fma: bool = False
     out_of_range: Tensor | None = None
     padding: Tensor | None = None
-    recipe: Recipe = ONE_ROUNDING
 
     def __post_init__(self) -> None:
         if self.x.dim() != 3:
@@ -68,6 +65,16 @@ class NormRotation:
         """bool [T]: tokens whose outputs, and gradients, are NaN."""
         skipped = self.skipped
         return torch.zeros_like(skipped) if self.out_of_range is None else self.out_of_range & ~skipped
+
+    @property
+    def judged(self) -> Tensor:
+        """int64: the tokens that are neither."""
+        return (~self.skipped & ~self.poisoned).nonzero().flatten()
+
+    def at(self, tokens: Tensor) -> NormRotation:
+        """The call on the tokens of an int64 index alone, taken as neither out of range nor padding."""
+        at = {name: getattr(self, name)[tokens] for name in ("x", "cos", "sin")}
+        return replace(self, **at, out_of_range=None, padding=None)
 
 
 def gathered_tables(

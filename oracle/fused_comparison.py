@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from .admissible import SEPARATE, AdmissibleSet
 from .floats import from_key
 from .fused import NormRotation
+from .fused_gradients import gradient_set, weight_gradient_set
 from .fused_sets import fused_sets, unexplained_rows
 from .rotation import changed_elements
 
@@ -79,44 +80,85 @@ def compare_fused(
 
     Padding is left out. Raises ValueError where ``got`` is not of x's shape and dtype.
     """
-    x = rotation.x
-    if got.shape != x.shape or got.dtype != x.dtype:
-        raise ValueError(f"got must be {x.dtype} {tuple(x.shape)} like x, not {got.dtype} {tuple(got.shape)}")
-    result = FusedComparison()
-    poisoned = rotation.poisoned
-    result.elements += int(poisoned.sum()) * x[0].numel() if len(x) else 0
-    result.outside += int((~got[poisoned].isnan()).sum())
-    tokens = (~poisoned & ~rotation.skipped).nonzero().flatten()
-    numbers = _Numbers(result, samples, seed, worst, len(tokens) * x.shape[1] * x.shape[2])
-    for block in _blocks(rotation, tokens):
-        part = at_tokens(rotation, block)
-        sets, values = fused_sets(part), got[block]
-        numbers.tally(block, sets.members, values)
-        half = rotation.rotary_dim // 2
+    result, numbers = _started(rotation, "got", got, samples, seed, worst)
+    half = rotation.rotary_dim // 2
+    for tokens in _blocks(rotation):
+        part, values = rotation.at(tokens), got[tokens]
+        sets = fused_sets(part)
+        numbers.tally(tokens, sets.members, values)
         split = {"y0": values[..., :half], "y1": values[..., half : 2 * half], "tail": values[..., 2 * half :]}
         for name, forms in sets.forms.items():
             _count(result.unlike_of[name], forms, split[name].reshape(-1))
-        if x.dtype == torch.float32:
+        if values.dtype == torch.float32:
             odd = unexplained_rows(part, values, sets).nonzero()
             result.unexplained += len(odd)
-            result.rows += [(int(block[t]), int(h)) for t, h in odd[: worst - len(result.rows)].tolist()]
-    numbers.finish()
-    return result
+            result.rows += [(int(tokens[t]), int(h)) for t, h in odd[: worst - len(result.rows)].tolist()]
+    return numbers.finished()
 
 
-def at_tokens(rotation: NormRotation, tokens: Tensor) -> NormRotation:
-    """``rotation`` of the tokens of an int64 index alone, none of them out of range or padding."""
-    return replace(
-        rotation, x=rotation.x[tokens], cos=rotation.cos[tokens], sin=rotation.sin[tokens],
-        out_of_range=None, padding=None,
-    )  # fmt: skip
+def compare_fused_vjp(
+    rotation: NormRotation, gradient: Tensor, got: Tensor, *, samples: int = 256, seed: int = 0, worst: int = 8
+) -> FusedComparison:
+    """Hold ``got`` [T, H, D], the gradient of x for the incoming ``gradient``, against ``rotation``.
+
+    Padding must have a gradient of zero, of either sign. Raises ValueError where ``got`` or ``gradient`` is not of
+    x's shape and dtype.
+    """
+    _check(rotation, "gradient", gradient)
+    result, numbers = _started(rotation, "got", got, samples, seed, worst)
+    skipped = got[rotation.skipped]
+    result.elements += skipped.numel()
+    result.outside += int((skipped != 0).sum())
+    for tokens in _blocks(rotation):
+        numbers.tally(tokens, gradient_set(rotation.at(tokens), gradient[tokens]), got[tokens])
+    return numbers.finished()
 
 
-def _blocks(rotation: NormRotation, tokens: Tensor) -> Iterator[Tensor]:
+def compare_weight_gradient(
+    rotation: NormRotation, gradient: Tensor, got: Tensor, *, samples: int = 256, seed: int = 0, worst: int = 8
+) -> FusedComparison:
+    """Hold ``got`` [D], the gradient of the weight, against ``rotation``; a point's index is (0, 0, channel).
+
+    An out-of-range token makes it NaN. Raises ValueError where ``got`` is not of the weight's shape and dtype, or
+    ``gradient`` not of x's.
+    """
+    _check(rotation, "gradient", gradient)
+    weight = rotation.weight
+    if got.shape != weight.shape or got.dtype != weight.dtype:
+        raise ValueError(f"got must be {weight.dtype} {list(weight.shape)} like the weight, not {got.dtype} {got.shape}")
+    result = FusedComparison()
+    if bool(rotation.poisoned.any()):
+        result.elements, result.outside = got.numel(), int((~got.isnan()).sum())
+        return result
+    numbers = _Numbers(result, samples, seed, worst, got.numel())
+    members = weight_gradient_set(rotation, gradient, _blocks(rotation))
+    numbers.tally(torch.zeros(1, dtype=torch.int64, device=got.device), members, got[None, None])
+    return numbers.finished()
+
+
+def _check(rotation: NormRotation, name: str, given: Tensor) -> None:
+    x = rotation.x
+    if given.shape != x.shape or given.dtype != x.dtype:
+        raise ValueError(f"{name} must be {x.dtype} {tuple(x.shape)} like x, not {given.dtype} {tuple(given.shape)}")
+
+
+def _started(
+    rotation: NormRotation, name: str, got: Tensor, samples: int, seed: int, worst: int
+) -> tuple[FusedComparison, _Numbers]:
+    """A comparison that holds the out-of-range tokens, all of which must be NaN."""
+    _check(rotation, name, got)
+    result, poisoned = FusedComparison(), got[rotation.poisoned]
+    result.elements += poisoned.numel()
+    result.outside += int((~poisoned.isnan()).sum())
+    elements = len(rotation.judged) * got.shape[1] * got.shape[2]
+    return result, _Numbers(result, samples, seed, worst, elements)
+
+
+def _blocks(rotation: NormRotation) -> Iterator[Tensor]:
     per_token = max(1, rotation.x.shape[1] * rotation.x.shape[2])
     step = max(1, ELEMENTS_AT_ONCE[rotation.x.device.type] // per_token)
     if rotation.x.shape[1]:
-        yield from (block for block in tokens.split(step) if len(block))
+        yield from (block for block in rotation.judged.split(step) if len(block))
 
 
 def _count(unlike: dict[str, int], forms: dict[str, Tensor], values: Tensor) -> None:
@@ -154,8 +196,9 @@ class _Numbers:
         result.sample += self._points(chosen, tokens, members, values)
         self.before += values.numel()
 
-    def finish(self) -> None:
+    def finished(self) -> FusedComparison:
         self.result.worst = sorted(self.result.worst, key=lambda p: -p.outside_by)[: self.worst]
+        return self.result
 
     def _points(self, flat: Tensor, tokens: Tensor, members: AdmissibleSet, values: Tensor) -> list[FusedPoint]:
         heads, width = values.shape[1:]

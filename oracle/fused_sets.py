@@ -18,15 +18,18 @@ from .admissible import SEPARATE, AdmissibleSet, admissible
 from .floats import format_of, from_key, key, same
 from .fused import NormRotation
 from .norm import gamma, norm_interval, reciprocal_root_interval, strict_norm
-from .recipes import Recipe
+from .recipes import ONE_ROUNDING
+
+_FUSED = {"y0": "fused x0c", "y1": "fused x1c"}
+"""The forms that are strict with ``fma``: the product with the cosine goes unrounded into the sum."""
 
 
 @dataclass(frozen=True)
 class FusedSets:
     """The sets of some tokens, [t, H, D], and the ends of their rows' reciprocal roots, fp32 [t, H, 1].
 
-    ``members.forms`` holds the strict values without contraction; ``forms`` those of each part of the output after a
-    norm in the fixed order, flat: 'y0' and 'y1' by the form of the rotation, 'tail'.
+    ``members.forms`` holds the strict values alone; ``forms`` has every form of each part of the output after a norm
+    in the fixed order, flat: 'y0' and 'y1' by the form of the rotation, 'tail'.
     """
 
     members: AdmissibleSet
@@ -61,7 +64,7 @@ def unexplained_rows(rotation: NormRotation, got: Tensor, sets: FusedSets) -> Te
         # A row with its head, as a token of one head.
         rows = NormRotation(
             rotation.x[tokens, heads][:, None], rotation.weight, rotation.cos[tokens], rotation.sin[tokens],
-            rotation.norm, rotation.fma, recipe=rotation.recipe,
+            rotation.norm, rotation.fma,
         )  # fmt: skip
         ends = cell[:, None], from_key(key(cell) + 1, torch.float32)[:, None]
         low, high = norm_interval(rows.x, rows.weight, rows.norm, ends)
@@ -107,12 +110,13 @@ def _with_rotation(
     x, width = rotation.x, rotation.rotary_dim
     tables = (t.double()[:, None].expand(-1, x.shape[1], -1).reshape(-1) for t in (rotation.cos, rotation.sin))
     halves = [[half.reshape(-1) for half in t[..., :width].chunk(2, dim=-1)] for t in (fixed, low, high)]
-    turned, forms = _turned(rotation.recipe, halves, *tables, x.dtype)
+    turned, forms = _turned(halves, *tables, x.dtype)
     fixed_tail, *tail = (t[..., width:].to(x.dtype) for t in (fixed, low, high))
     shape = (*x.shape[:2], width // 2)
     parts = [*(span.of_shape(shape) for span in turned), _Span.between(*tail)]
     least, greatest, minus, plus, nan = (torch.cat(fields, dim=-1) for fields in zip(*parts, strict=True))
-    strict = torch.cat([*(f[SEPARATE].reshape(shape) for f in forms.values()), fixed_tail], dim=-1)
+    fixed_forms = (forms[output][name if rotation.fma else SEPARATE] for output, name in _FUSED.items())
+    strict = torch.cat([*(form.reshape(shape) for form in fixed_forms), fixed_tail], dim=-1)
     members = AdmissibleSet({SEPARATE: strict}, least, greatest, (minus, plus, nan))
     return members, forms | {"tail": {SEPARATE: fixed_tail.reshape(-1)}}
 
@@ -154,18 +158,18 @@ class _Span(NamedTuple):
 
 
 def _turned(
-    recipe: Recipe, halves: list[list[Tensor]], c: Tensor, s: Tensor, dtype: torch.dtype
+    halves: list[list[Tensor]], c: Tensor, s: Tensor, dtype: torch.dtype
 ) -> tuple[list[_Span], dict[str, dict[str, Tensor]]]:
     """The spans of both outputs, flat, and the forms of the first of ``halves``: fixed, least and greatest members."""
     fixed, *ends = halves
-    sets = admissible(recipe, *(member.double() for member in fixed), c, s, dtype)
+    sets = admissible(ONE_ROUNDING, *(member.double() for member in fixed), c, s, dtype)
     spans = [_Span.of(members) for members in sets]
     settled = [same(low, high) for low, high in zip(*ends, strict=True)]
     wide = (~(settled[0] & settled[1])).nonzero().flatten()
     if len(wide):
         low, high = ([member[wide].double() for member in end] for end in ends)
         at = c[wide], s[wide], dtype
-        corners = [admissible(recipe, a[0], b[1], *at) for a in (low, high) for b in (low, high)]
+        corners = [admissible(ONE_ROUNDING, a[0], b[1], *at) for a in (low, high) for b in (low, high)]
         spans = [
             span.with_corners(wide, [_Span.of(corner[n]) for corner in corners], dtype)
             for n, span in enumerate(spans)

@@ -28,7 +28,7 @@ LEAST_EPS = 2.0**-126
 
 # The bounds themselves are evaluated in fp64, whose errors over a few thousand channels stay below this.
 _SLACK = 2.0**-40
-_LARGEST = (2.0 - 2.0**-24) * 2.0**127  # from here on a sum rounds to infinity in fp32
+LARGEST = (2.0 - 2.0**-24) * 2.0**127  # from here on a sum rounds to infinity in fp32
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def reciprocal_root_bounds(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     high_shifted = (greatest / count * (1 + division) + max(eps, rounded_eps)) * (1 + sum_)
     root = RECIPROCAL_ROOT_ULP * _ULP + _SLACK
     low, high = (1 - root) / high_shifted.sqrt(), (1 + root) / low_shifted.sqrt()
-    return torch.where(greatest >= _LARGEST, 0.0, low), high
+    return torch.where(greatest >= LARGEST, 0.0, low), high
 
 
 def reciprocal_root_interval(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

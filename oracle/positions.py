@@ -100,6 +100,50 @@ class CentredGrid:
 
 
 @dataclass(frozen=True)
+class TextAndImages:
+    """Text and images in one sequence with rows (time, height, width): the rule of M-RoPE models.
+
+    A text token has one number, the same on all rows, and counts on. An image that starts at ``s`` has
+    ``(s + frame, s + row, s + column)``, row by row, and what follows it goes on at ``s + max(height, width)``. Grids
+    are counted in tokens, after the merging of patches. Facts: transformers 5.4.0 to 5.24.0, ``get_rope_index`` of
+    Qwen3.5; until 5.0.0, and in SGLang, a video of more frames than that moved what follows further.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("time", "height", "width")
+
+    def sequence(self, segments: Sequence[int | Grid]) -> Tensor:
+        """int64 [tokens, 3] of a sample made of text (a number of tokens) and images (a grid), in their order.
+
+        Raises ValueError for a negative number, or a grid that is not three integers from 1 on.
+        """
+        start, parts = 0, [torch.zeros(0, 3, dtype=torch.int64)]
+        for segment in segments:
+            if isinstance(segment, int):
+                length = _integer(segment, "segments: text", 0)
+                parts.append(torch.arange(start, start + length)[:, None].repeat(1, 3))
+                start += length
+            else:
+                frames, height, width = _grids([segment])[0]
+                parts.append(start + _mesh(torch.arange(frames), torch.arange(height), torch.arange(width)))
+                start += max(height, width)
+        return torch.cat(parts)
+
+    def image(self, grids: Sequence[Grid]) -> Tensor:
+        """int64 [tokens, 3] of images one after the other. Raises ValueError as :meth:`sequence`, or without any."""
+        return self.sequence(_grids(grids))
+
+    def of_length(self, length: int) -> Tensor:
+        """int64 [length, 3]: a fifth of text, an image about half as long, and text again.
+
+        Raises ValueError for a negative ``length``.
+        """
+        length = _integer(length, "length", 0)
+        height, width = _square(length // 2) if length > 1 else (0, 0)
+        image = [(1, height, width)] if length > 1 else []
+        return self.sequence([length // 5, *image, length])[:length]
+
+
+@dataclass(frozen=True)
 class Sequential:
     """Tokens counted from zero on one axis: the rule of text models."""
 

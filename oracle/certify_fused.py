@@ -1,0 +1,277 @@
+"""Certification of the fused contract: a sample computed again by ball arithmetic and by rounding on integers.
+
+Four facts of each point are established without the tensor arithmetic: the ends of the reciprocal root follow from its
+bound, in rational numbers; the ends of the span follow from them; the strict value is that of the fixed order; and the
+true value, of real arithmetic with the contract's own roundings alone, lies in the span.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .certify import (
+    Certificate,
+    CertificationError,
+    Walk,
+    arithmetic,
+    exact_numbers,
+    nearest,
+    ordered,
+    round_again,
+    round_number,
+)
+from .floats import FLOAT32, Format, format_of
+from .fused import NormRotation
+from .fused_comparison import FusedPoint
+from .norm import DIVISION_ULP, LARGEST, RECIPROCAL_ROOT_ULP, reciprocal_root_interval
+from .recipes import ONE_ROUNDING
+from .rotation import Point
+
+# What the tensor arithmetic's own errors in fp64 may add to the root's bounds, and to an unrounded product.
+_OF_ROOT, _OF_PRODUCT = Fraction(1, 2**37), Fraction(1, 2**50)
+_UNIT = Fraction(1, 2**24)
+_BITS_OF_QUOTIENT = 128
+
+
+def certify_fused(rotation: NormRotation, points: Iterable[FusedPoint], using: str | None = None) -> Certificate:
+    """Compute each point, of a forward comparison of ``rotation``, again.
+
+    Points of rows that hold an infinity or NaN, or whose squares may overflow fp32, have no exact value and are left
+    out of the count. Raises :class:`~ropecheck.oracle.certify.CertificationError` on the first disagreement.
+    """
+    engine = using or arithmetic()
+    count = 0
+    with exact_numbers(engine) as number:
+        for point in points:
+            element = _Element(number, rotation, point)
+            if element.defined:
+                _certify(element, point, engine)
+                count += 1
+    return Certificate(count, engine)
+
+
+def certify_fused_vjp(
+    rotation: NormRotation, gradient: Tensor, points: Iterable[FusedPoint], using: str | None = None
+) -> Certificate:
+    """See that the true gradient of x at each point, of a gradient comparison of ``rotation``, lies in its span.
+
+    Points of rows that hold an infinity or NaN, or that overflow, are left out of the count. Raises
+    :class:`~ropecheck.oracle.certify.CertificationError` on the first that does not.
+    """
+    engine = using or arithmetic()
+    count = 0
+    with exact_numbers(engine) as number:
+        for point in points:
+            true = _true_gradient(number, rotation, gradient, point.index)
+            if true is None:
+                continue
+            if not ordered(point.low) <= ordered(true) <= ordered(point.high):
+                where = f"{engine}, at token, head and channel {point.index}"
+                raise CertificationError(
+                    f"{where}: the true gradient {true!r} is outside [{point.low!r}, {point.high!r}]"
+                )
+            count += 1
+    return Certificate(count, engine)
+
+
+def _true_gradient(
+    number: Callable[[float], Any], rotation: NormRotation, gradient: Tensor, index: tuple[int, int, int]
+) -> float | None:
+    token, head, channel = index
+    lanes = rotation.rotary_dim // 2
+    x, g, w, c, s = (
+        t.double().tolist()
+        for t in (rotation.x[token, head], gradient[token, head], rotation.weight, rotation.cos[token], rotation.sin[token])
+    )
+    if not all(map(math.isfinite, (*x, *g, *w, *c, *s))) or 2 * sum(v * v for v in x) >= LARGEST:
+        return None
+    g, x, w, c, s = ([number(v) for v in values] for values in (g, x, w, c, s))
+    first = [g[i] * c[i] + g[i + lanes] * s[i] for i in range(lanes)]
+    second = [g[i + lanes] * c[i] - g[i] * s[i] for i in range(lanes)]
+    offset = number(rotation.norm.weight_offset)
+    h = [turned * (v + offset) for turned, v in zip((*first, *second, *g[2 * lanes :]), w, strict=True)]
+    total = sum((v * v for v in x), number(0.0))
+    root = _reciprocal_root(total / len(x) + number(rotation.norm.eps))
+    mean = sum((a * b for a, b in zip(h, x, strict=True)), number(0.0)) * root / len(x)
+    exact = root * (h[channel] - x[channel] * root * mean)
+    true = round_number(_middle(exact), False, format_of(rotation.x.dtype))
+    return true if math.isfinite(true) else None
+
+
+def _certify(element: _Element, point: FusedPoint, engine: str) -> None:
+    where = f"{engine}, at token, head and channel {point.index}"
+    roots = element.certified_roots(where)
+    (outer_low, outer_high), (inner_low, inner_high) = (element.span(roots, slack) for slack in (_OF_PRODUCT, 0))
+    low, high = ordered(point.low), ordered(point.high)
+    if not (outer_low <= low <= inner_low and inner_high <= high <= outer_high):
+        raise CertificationError(f"{where}: exact arithmetic does not end the span at [{point.low!r}, {point.high!r}]")
+    strict, true = element.strict(), element.true_value()
+    if ordered(strict) != ordered(point.strict):
+        raise CertificationError(f"{where}: strictly {strict!r}, where the oracle has {point.strict!r}")
+    # Real arithmetic has no sign of zero: either will do.
+    if not (low <= ordered(true + 0.0) and ordered(true if true else -0.0) <= high):
+        raise CertificationError(f"{where}: the true value {true!r} is outside [{point.low!r}, {point.high!r}]")
+
+
+class _Element:
+    """One output element: its row, and the one or two channels that make it."""
+
+    def __init__(self, number: Callable[[float], Any], rotation: NormRotation, point: FusedPoint) -> None:
+        token, head, channel = point.index
+        lanes = rotation.rotary_dim // 2
+        self.number, self.rotation, self.turns = number, rotation, channel < 2 * lanes
+        self.activation = format_of(rotation.x.dtype)
+        self.output, lane = "y1" if channel >= lanes else "y0", channel % lanes
+        self.channels = (lane, lane + lanes) if self.turns else (channel,)
+        self.row = rotation.x[token, head]
+        self.x: list[float] = self.row.double().tolist()
+        self.weights: list[float] = rotation.weight[list(self.channels)].double().tolist()
+        self.c, self.s = (float(t[token, lane]) if self.turns else 0.0 for t in (rotation.cos, rotation.sin))
+        finite = all(map(math.isfinite, (*self.x, *self.weights, self.c, self.s)))
+        self.defined = finite and 2 * sum(v * v for v in self.x) < LARGEST
+        if self.defined:
+            offset = Fraction(rotation.norm.weight_offset)
+            self.exact_factors = [Fraction(w) + offset for w in self.weights]
+            self.factors = [_round(f, FLOAT32) if offset else w for f, w in zip(self.exact_factors, self.weights, strict=True)]
+
+    def certified_roots(self, where: str) -> tuple[float, float]:
+        """The oracle's ends of the reciprocal root, once they are seen to follow from the counted roundings.
+
+        Each is compared with the bound in squares: rational numbers.
+        """
+        count, eps = len(self.x), Fraction(self.rotation.norm.eps)
+        narrow = Fraction(_round(eps, FLOAT32))
+        total, gamma = sum(Fraction(v) ** 2 for v in self.x), count * _UNIT / (1 - count * _UNIT)
+        found = [float(end) for end in reciprocal_root_interval(self.row, self.rotation.norm.eps)]
+        for end, side in zip(found, (1, -1), strict=True):
+            # The least root is that of the greatest sum.
+            shifted = max(total * (1 + side * gamma) + side * Fraction(count, 2**150), Fraction(0)) / count
+            shifted = shifted * (1 + side * 2 * DIVISION_ULP * _UNIT) + (max if side > 0 else min)(eps, narrow)
+            shifted *= 1 + side * _UNIT
+            root = 1 - side * 2 * RECIPROCAL_ROOT_ULP * _UNIT
+            beyond = Fraction(_neighbour(end, -side))
+            tight = side * (beyond**2 * shifted - root**2) < 0
+            loose = side * (Fraction(end) ** 2 * shifted - (root * (1 - side * _OF_ROOT)) ** 2) >= 0
+            if not (tight and loose):
+                raise CertificationError(f"{where}: the reciprocal root does not end at {end!r} by exact arithmetic")
+        return found[0], found[1]
+
+    def span(self, roots: tuple[float, float], slack: Fraction | int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The ordered ends of the output's finite values, an unrounded product being off by at most ``slack``."""
+        members = [self._members(n, roots, slack) for n in range(len(self.channels))]
+        if not self.turns:
+            values = [round_again(v, self.activation) for v in members[0]]
+        else:
+            ends = [(min(m, key=ordered), max(m, key=ordered)) for m in members]
+            values = [v for a, b in product(*ends) for v in self._turned(a, b)]
+        finite = sorted(ordered(v) for v in values if math.isfinite(v))
+        return finite[0], finite[-1]
+
+    def strict(self) -> float:
+        """The value of the fixed order."""
+        level = [self._product(v, v) for v in self.x]
+        level += [0.0] * ((1 << max(0, len(level) - 1).bit_length()) - len(level))
+        while len(level) > 1:
+            level = [self._sum(a, b) for a, b in zip(level[0::2], level[1::2], strict=True)]
+        mean = _round(Fraction(level[0]) / len(self.x), FLOAT32)
+        shifted = self._sum(mean, _round(Fraction(self.rotation.norm.eps), FLOAT32))
+        root = _round(1 / Fraction(_root(shifted)), FLOAT32)
+        members = []
+        for channel, factor in zip(self.channels, self.factors, strict=True):
+            members.append(self._handed_on(self._product(self._product(self.x[channel], root), factor)))
+        if not self.turns:
+            return round_again(members[0], self.activation)
+        forms = self._turned(*members)
+        # Of the forms of a sum, the second fuses the left product: the one with the cosine.
+        return forms[1] if self.rotation.fma else forms[0]
+
+    def true_value(self) -> float:
+        """Real arithmetic, rounded where the contract rounds."""
+        total = sum((self.number(v) * self.number(v) for v in self.x), self.number(0.0))
+        root = _reciprocal_root(total / len(self.x) + self.number(self.rotation.norm.eps))
+        members = []
+        for channel, factor in zip(self.channels, self.exact_factors, strict=True):
+            numerator, denominator = (self.number(v) for v in (factor.numerator, factor.denominator))
+            members.append(self.number(self.x[channel]) * root * numerator / denominator)
+        if self.rotation.norm.round_norm or not self.turns:
+            members = [self.number(round_number(_middle(m), False, self.activation)) for m in members]
+        if not self.turns:
+            return float(members[0])
+        (a, b), c, s = members, self.number(self.c), self.number(self.s)
+        turned = a * c - b * s if self.output == "y0" else b * c + a * s
+        return round_number(_middle(turned), False, self.activation)
+
+    def _members(self, which: int, roots: tuple[float, float], slack: Fraction | int) -> list[float]:
+        """Every form of a normalised channel at both ends of the root, as it goes on to the rotation."""
+        x, factor, exact_factor = self.x[self.channels[which]], self.factors[which], self.exact_factors[which]
+        negative = (math.copysign(1.0, x) < 0) ^ (exact_factor < 0)
+        values = []
+        for root in roots:
+            rounded = [self._product(self._product(x, root), factor), self._product(x, self._product(root, factor))]
+            for unrounded in (Fraction(x) * Fraction(root) * f for f in (Fraction(factor), exact_factor)):
+                for side in (1 - slack, 1 + slack):
+                    rounded.append(_round(unrounded * side, FLOAT32, negative))
+                    if self.rotation.norm.round_norm:
+                        values.append(_round(unrounded * side, self.activation, negative))
+            values += map(self._handed_on, rounded)
+        return values
+
+    def _handed_on(self, value: float) -> float:
+        return round_again(value, self.activation) if self.rotation.norm.round_norm else value
+
+    def _turned(self, a: float, b: float) -> list[float]:
+        """Every form of the output for two members, the strict one first."""
+        none = math.nan
+        point = Point((0, 0, 0, 0), 0, self.output, a, b, self.c, self.s, none, none, none, none, 0)
+        return Walk(self.number, self.rotation.x.dtype).output(ONE_ROUNDING, point)
+
+    def _product(self, a: float, b: float) -> float:
+        negative = (math.copysign(1.0, a) < 0) ^ (math.copysign(1.0, b) < 0)
+        return round_number(self.number(a) * self.number(b), negative, FLOAT32)
+
+    def _sum(self, a: float, b: float) -> float:
+        """Of numbers that are not negative."""
+        return round_number(self.number(a) + self.number(b), False, FLOAT32)
+
+
+def _round(exact: Fraction, form: Format, negative: bool = False) -> float:
+    """Round to nearest even, by a quotient of many bits whose last one says that there is a remainder."""
+    if not exact:
+        return -0.0 if negative else 0.0
+    shift = max(0, _BITS_OF_QUOTIENT + exact.denominator.bit_length() - exact.numerator.bit_length())
+    quotient, rest = divmod(abs(exact.numerator) << shift, exact.denominator)
+    magnitude = quotient << 1 | bool(rest)
+    return nearest(-magnitude if exact < 0 else magnitude, -shift - 1, form)
+
+
+def _root(value: float) -> float:
+    """The fp32 root of a positive number, by an integer root of many bits likewise."""
+    numerator, denominator = value.as_integer_ratio()
+    # The denominator is a power of two; an even one has a whole root.
+    exponent = denominator.bit_length() - 1
+    widened = numerator << (2 * _BITS_OF_QUOTIENT + exponent % 2)
+    root = math.isqrt(widened)
+    return nearest(root << 1 | (root * root != widened), -_BITS_OF_QUOTIENT - (exponent + 1) // 2 - 1, FLOAT32)
+
+
+def _neighbour(value: float, side: int) -> float:
+    towards = torch.tensor(side * math.inf, dtype=torch.float32)
+    return float(torch.nextafter(torch.tensor(value, dtype=torch.float32), towards))
+
+
+def _reciprocal_root(value: Any) -> Any:
+    if hasattr(value, "rsqrt"):
+        return value.rsqrt()
+    return 1 / value.context.sqrt(value)
+
+
+def _middle(value: Any) -> Any:
+    """The middle of a ball: its radius is far below what could matter to a rounding."""
+    return value.mid() if hasattr(value, "mid") else value
