@@ -110,6 +110,7 @@ def norm_rope_gate_triton(
         configuration.tokens,
         configuration.heads,
         block,
+        triton.next_power_of_2(sizes.rotary_dim),
         _alignment(sizes),
     )
     _launch(norm_rope_gate_kernel, (programs,), arguments, configuration.warps, q_gate.device)

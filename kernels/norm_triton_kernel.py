@@ -41,42 +41,51 @@ def norm_rope_block(
     TOKEN_BLOCK: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROTARY_BLOCK: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
     """Normalise and rotate a block of tokens and heads of x into y; with GATE each head of x has its gate behind it."""
     parts: tl.constexpr = 2 if GATE else 1
     rows: tl.constexpr = TOKEN_BLOCK * HEAD_BLOCK
     head = head_block.to(tl.int64) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
-    channel = tl.arange(0, BLOCK)
     row_valid = (token_valid[:, None] & (head < heads)[None, :])[:, :, None]
     x_row = x + (token[:, None] * x_stride_token + head[None, :] * (parts * HEAD_DIM))[:, :, None]
-    y_offset = ((token[:, None] * heads + head[None, :]) * HEAD_DIM)[:, :, None] + channel[None, None, :]
-    valid = row_valid & (channel < HEAD_DIM)[None, None, :]
-    own = tl.load(x_row + channel[None, None, :], mask=valid, other=0.0).to(tl.float32)
-    # The partners are read again: the cache has them, and within the registers they lie in other threads.
+    y_row = ((token[:, None] * heads + head[None, :]) * HEAD_DIM)[:, :, None]
+    outside = outside[:, None, None]
+
+    channel = tl.arange(0, BLOCK)
+    every = channel[None, None, :]
+    valid = row_valid & (every < HEAD_DIM)
+    x_value = tl.load(x_row + every, mask=valid, other=0.0).to(tl.float32)
+    inverse = reciprocal_root(tl.reshape(x_value, (rows, BLOCK)), eps, rows, HEAD_DIM, BLOCK)
+    inverse = tl.reshape(inverse, (TOKEN_BLOCK, HEAD_BLOCK))[:, :, None]
+    if HEAD_DIM > 2 * LANES:
+        factor = load_factor(weight, channel, channel < HEAD_DIM, weight_offset, ADD_OFFSET)
+        tail = tl.where(outside, float("nan"), x_value * inverse * factor[None, None, :])
+        tl.store(y + y_row + every, tail.to(y.dtype.element_ty), mask=valid & (every >= 2 * LANES))
+
+    # The rotated channels are read again, each beside its partner: the cache has them, and within the registers they
+    # lie in other threads.
+    channel = tl.arange(0, ROTARY_BLOCK)
     partner_channel = partner_of(channel, LANES, ALIGNMENT)
     rotated = channel < 2 * LANES
-    partner_valid = row_valid & rotated[None, None, :]
-    partner = tl.load(x_row + partner_channel[None, None, :], mask=partner_valid, other=0.0).to(tl.float32)
-
-    inverse = reciprocal_root(tl.reshape(own, (rows, BLOCK)), eps, rows, HEAD_DIM, BLOCK)
-    inverse = tl.reshape(inverse, (TOKEN_BLOCK, HEAD_BLOCK))[:, :, None]
-    own_factor = load_factor(weight, channel, channel < HEAD_DIM, weight_offset, ADD_OFFSET)
+    valid_rotated = row_valid & rotated[None, None, :]
+    own = tl.load(x_row + channel[None, None, :], mask=valid_rotated, other=0.0).to(tl.float32)
+    partner = tl.load(x_row + partner_channel[None, None, :], mask=valid_rotated, other=0.0).to(tl.float32)
+    own = own * inverse * load_factor(weight, channel, rotated, weight_offset, ADD_OFFSET)[None, None, :]
     partner_factor = load_factor(weight, partner_channel, rotated, weight_offset, ADD_OFFSET)
-    own = own * inverse * own_factor[None, None, :]
     partner = partner * inverse * partner_factor[None, None, :]
     if ROUND_NORM:
         own = own.to(y.dtype.element_ty).to(tl.float32)
         partner = partner.to(y.dtype.element_ty).to(tl.float32)
-
     # The sine is negated for the first members, and a product with it is so exactly.
     turned = turn(own, partner, c[:, None, :], tl.where(channel < LANES, -s, s)[:, None, :], FMA)
-    result = tl.where(rotated[None, None, :], turned, own)
-    result = tl.where(outside[:, None, None], float("nan"), result)
-    tl.store(y + y_offset, result.to(y.dtype.element_ty), mask=valid)
+    turned = tl.where(outside, float("nan"), turned).to(y.dtype.element_ty)
+    tl.store(y + y_row + channel[None, None, :], turned, mask=valid_rotated)
+
     if GATE:
-        moved = tl.load(x_row + HEAD_DIM + channel[None, None, :], mask=valid)
-        tl.store(gate + y_offset, moved, mask=valid)
+        moved = tl.load(x_row + HEAD_DIM + every, mask=valid)
+        tl.store(gate + y_row + every, moved, mask=valid)
 
 
 # Sizes are not specialised: a token more or less needs no binary of its own.
@@ -120,6 +129,7 @@ def norm_rope_gate_kernel(
     TOKEN_BLOCK: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROTARY_BLOCK: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
     """One program takes one block of tokens and heads, of the queries (with their gates) or of the keys.
@@ -146,7 +156,7 @@ def norm_rope_gate_kernel(
         axis_stride,
         token,
         token_valid,
-        tl.arange(0, BLOCK),
+        tl.arange(0, ROTARY_BLOCK),
         LANES,
         MROPE,
         ALIGNMENT,
@@ -176,6 +186,7 @@ def norm_rope_gate_kernel(
             TOKEN_BLOCK,
             HEAD_BLOCK,
             BLOCK,
+            ROTARY_BLOCK,
             ALIGNMENT,
         )
     else:
@@ -203,6 +214,7 @@ def norm_rope_gate_kernel(
             TOKEN_BLOCK,
             HEAD_BLOCK,
             BLOCK,
+            ROTARY_BLOCK,
             ALIGNMENT,
         )
 

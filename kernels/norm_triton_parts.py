@@ -84,10 +84,11 @@ def load_turn(
     first = positions + token * position_stride_token
     if MROPE:
         # The rows are read once per token, and chosen from per lane.
-        axis = tl.load(axis_map + lane * axis_stride, mask=rotated, other=0)[None, :]
+        axis = tl.load(axis_map + lane.to(tl.int64) * axis_stride, mask=rotated, other=0)[None, :]
+        second = first + position_stride_row
         time = tl.load(first, mask=token_valid, other=0)[:, None]
-        height = tl.load(first + position_stride_row, mask=token_valid, other=0)[:, None]
-        width = tl.load(first + 2 * position_stride_row, mask=token_valid, other=0)[:, None]
+        height = tl.load(second, mask=token_valid, other=0)[:, None]
+        width = tl.load(second + position_stride_row, mask=token_valid, other=0)[:, None]
         position = tl.where(axis == 0, time, tl.where(axis == 1, height, width))
         inside = (position >= 0) & (position < cache_rows) & (axis >= 0) & (axis <= 2)
         outside = tl.max((rotated[None, :] & ~inside).to(tl.int32), axis=1) > 0

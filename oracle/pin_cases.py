@@ -98,14 +98,14 @@ def qwen_image_cases(contract: Contract, symbols: Mapping[str, Any]) -> Iterator
             continue
         # Built inside the first case, so that a constructor that raises is that case's finding.
         rope = cache(partial(symbols[symbol], theta=10000, axes_dim=dims, scale_rope=rule.centred))
-        yield PinCase(f"{kind}, whole tables", (symbol,), _later(_qwen_whole_tables, contract, rope))
+        yield PinCase(f"{kind}, whole tables", (symbol,), later(_qwen_whole_tables, contract, rope))
         for grids, length in grids_and_lengths:
-            tables = _later(_qwen_tables, contract, rope, rule, grids, length)
+            tables = later(_qwen_tables, contract, rope, rule, grids, length)
             yield PinCase(f"{kind} {grids} with {length} text tokens", (symbol,), tables)
     if "apply_rotary_emb_qwen" in symbols:
         apply = symbols["apply_rotary_emb_qwen"]
         for grids, dtype in product(QWEN_ROTATED_GRIDS, DTYPES):
-            rotations = _later(_qwen_rotations, contract, apply, grids, dtype)
+            rotations = later(_qwen_rotations, contract, apply, grids, dtype)
             yield PinCase(f"rotation of grid {grids} in {dtype}", ("apply_rotary_emb_qwen",), rotations)
 
 
@@ -122,13 +122,13 @@ def hf_llama_cases(contract: Contract, symbols: Mapping[str, Any]) -> Iterator[P
         scattered = torch.randint(0, 131072, (3, 33), generator=generator)
         for dtype in DTYPES:
             for positions in (*(torch.arange(n)[None] for n in lengths), scattered):
-                tables = _later(_llama_tables, contract, embedding, positions, dtype)
+                tables = later(_llama_tables, contract, embedding, positions, dtype)
                 shape = f"{positions.shape[0]} x {positions.shape[1]}"
                 yield PinCase(f"table of {shape} positions in {dtype}", ("LlamaRotaryEmbedding",), tables)
     if "apply_rotary_pos_emb" in symbols:
         apply = symbols["apply_rotary_pos_emb"]
         for length, dtype in product((1, 7, 64, 333), DTYPES):
-            rotations = _later(_llama_rotations, contract, apply, length, dtype)
+            rotations = later(_llama_rotations, contract, apply, length, dtype)
             yield PinCase(f"rotation of {length} tokens in {dtype}", ("apply_rotary_pos_emb", "rotate_half"), rotations)
 
 
@@ -139,16 +139,16 @@ def hf_vision_2d_cases(contract: Contract, symbols: Mapping[str, Any]) -> Iterat
     )  # fmt: skip
     for grids in all_grids:
         if "get_vision_position_ids" in symbols:
-            places = _later(_vision_positions, contract, symbols["get_vision_position_ids"], grids)
+            places = later(_vision_positions, contract, symbols["get_vision_position_ids"], grids)
             yield PinCase(f"positions of grid {grids}", ("get_vision_position_ids",), places)
         for name in ("Qwen2VLVisionRotaryEmbedding", "VisionRotaryEmbedding"):
             if name in symbols:
-                tables = _later(_vision_tables, contract, symbols[name], grids)
+                tables = later(_vision_tables, contract, symbols[name], grids)
                 yield PinCase(f"table of grid {grids}", (name,), tables)
         if "apply_rotary_pos_emb_vision" in symbols:
             apply = symbols["apply_rotary_pos_emb_vision"]
             for dtype in DTYPES:
-                rotations = _later(_vision_rotations, contract, apply, grids, dtype)
+                rotations = later(_vision_rotations, contract, apply, grids, dtype)
                 judged = ("apply_rotary_pos_emb_vision", "rotate_half")
                 yield PinCase(f"rotation of grid {grids} in {dtype}", judged, rotations)
 
@@ -185,7 +185,7 @@ def interleaved_table(contract: Contract, positions: Tensor) -> Tensor:
     return torch.stack(contract.tables(positions, torch.float32), dim=-1)
 
 
-def _later(function: Callable[..., Pairs], *arguments: Any) -> Callable[[], Pairs]:
+def later(function: Callable[..., Pairs], *arguments: Any) -> Callable[[], Pairs]:
     return lambda: function(*arguments)
 
 
@@ -213,7 +213,7 @@ def _qwen_rotations(contract: Contract, apply: Any, grids: Sequence[Grid], dtype
     rule = CentredGrid()
     cos, sin = contract.tables(torch.cat((rule.text(grids, 5), rule.image(grids))), dtype)
     heads = 3 if len(cos) < 1000 else 1
-    x, gradient = (_payload((1, len(cos), heads, contract.head_dim), dtype, seed) for seed in (0, 1))
+    x, gradient = (payload((1, len(cos), heads, contract.head_dim), dtype, seed) for seed in (0, 1))
 
     def rotate(leaf: Tensor) -> Tensor:
         rotated: Tensor = apply(leaf, torch.complex(cos, sin), use_real=False)
@@ -234,7 +234,7 @@ def _llama_rotations(contract: Contract, apply: Any, length: int, dtype: torch.d
     positions = torch.stack((torch.arange(length), torch.arange(length) + 1000))
     cos, sin = contract.tables(positions[..., None], dtype)
     wide = [torch.cat((table, table), dim=-1) for table in (cos, sin)]
-    x, gradient = (_payload((2, length, 3, contract.head_dim), dtype, seed) for seed in (0, 1))
+    x, gradient = (payload((2, length, 3, contract.head_dim), dtype, seed) for seed in (0, 1))
 
     def rotate(leaf: Tensor) -> Tensor:
         # Heads before tokens, as a transposed view: so the model calls it.
@@ -272,7 +272,7 @@ def _vision_tables(contract: Contract, embedding_class: Any, grids: Sequence[Gri
 def _vision_rotations(contract: Contract, apply: Any, grids: Sequence[Grid], dtype: torch.dtype) -> Pairs:
     cos, sin = contract.tables(_grid2d(contract).image(grids), dtype)
     wide = [torch.cat((table, table), dim=-1) for table in (cos, sin)]
-    x, gradient = (_payload((1, len(cos), 2, contract.head_dim), dtype, seed) for seed in (0, 1))
+    x, gradient = (payload((1, len(cos), 2, contract.head_dim), dtype, seed) for seed in (0, 1))
 
     def rotate(leaf: Tensor) -> Tensor:
         rotated: Tensor = apply(leaf[0], leaf.detach()[0], *wide)[0]
@@ -299,7 +299,7 @@ def _forward_and_gradient(
     yield "gradient", returned, rotate_strict(replace(ours, x=gradient, recipe=contract.backward))
 
 
-def _payload(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+def payload(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=generator)
     kind = torch.randint(0, 16, shape, generator=generator)

@@ -33,6 +33,9 @@ from torch import Tensor
 
 from .contract import Contract
 from .pin_cases import CASES, PinCase, describe_difference, interleaved_table
+from .pin_cases_qwen35 import qwen35_cases
+
+_CASES = {**CASES, "qwen3.5-norm-rope-gate": qwen35_cases}
 
 SymbolState = Literal["known", "drift", "unequal", "missing"]
 TableState = Literal["known", "drift", "unrecorded"]
@@ -160,7 +163,7 @@ def check_pins(contract: Contract) -> PinReport:
         symbols = {name: _text_report(name, symbol, recorded.symbols[name]) for name, symbol in found.items()}
         by_name = {n.partition(":")[2]: s for n, s in found.items() if not isinstance(s, _Missing)}
         cases, first_unequal = 0, None
-        for case in CASES[contract.name](contract, by_name):
+        for case in _CASES[contract.name](contract, by_name):
             cases += 1
             difference = _run(case)
             if difference is None:
