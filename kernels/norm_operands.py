@@ -111,7 +111,8 @@ def check_numbers(eps: float, weight_offset: float) -> None:
     for name, value in (("eps", eps), ("weight_offset", weight_offset)):
         if not isinstance(value, (int, float)):
             raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-        if not math.isfinite(value):
+        # Compared, since a program traced with numbers that change cannot ask math.isfinite.
+        if not -math.inf < value < math.inf:
             raise ValueError(f"{name}: expected a finite number, got {value}")
     if eps < 0:
         raise ValueError(f"eps: expected a number that is not negative, got {eps}")
@@ -134,7 +135,7 @@ def check_axis_values(axis_map: Tensor | None) -> None:
     if axis_map.is_inference():
         # Without a version nobody could say whether it was written to.
         _read_axis_values(axis_map)
-    elif _checked_axis_maps.get(axis_map) != axis_map._version:
+    elif axis_map not in _checked_axis_maps or _checked_axis_maps[axis_map] != axis_map._version:
         _read_axis_values(axis_map)
         _checked_axis_maps[axis_map] = axis_map._version
 

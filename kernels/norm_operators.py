@@ -129,9 +129,7 @@ def _differentiate(backend: str) -> None:
         gradients = backward_operator(
             *incoming, *ctx.saved_tensors, ctx.eps, ctx.weight_offset, ctx.gate, ctx.fma, weights_needed, ctx.reason
         )
-        needed = [
-            gradient if needs else None for gradient, needs in zip(gradients, ctx.needs_input_grad, strict=False)
-        ]
+        needed = [gradient if needs else None for gradient, needs in zip(gradients, ctx.needs_input_grad, strict=False)]
         return (*needed, *[None] * 10)
 
     def refuse(ctx: Any, *incoming: Tensor) -> Any:
@@ -156,9 +154,7 @@ def _register(
     _differentiate(backend)
 
 
-_register(
-    "reference", ("CompositeExplicitAutograd",), norm_rope_gate_reference, norm_rope_gate_backward_reference
-)
+_register("reference", ("CompositeExplicitAutograd",), norm_rope_gate_reference, norm_rope_gate_backward_reference)
 _register("triton", ("CPU", "CUDA"), _norm_rope_gate_triton, _norm_rope_gate_backward_triton)
 _register("cuda", ("CPU",), _refuse_native, _refuse_native)
 

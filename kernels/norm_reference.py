@@ -117,7 +117,7 @@ def norm_rope_gate_backward_reference(
 
 
 def _heads(x: Tensor, head_dim: int) -> Tensor:
-    return x.unflatten(1, (x.shape[1] // head_dim, head_dim))
+    return x.view(x.shape[0], x.shape[1] // head_dim, head_dim)
 
 
 def _queries_and_gates(q_gate: Tensor, head_dim: int, gate: bool) -> tuple[Tensor, Tensor]:

@@ -204,7 +204,7 @@ def norm_rope_gate_backward_triton(
 
 
 def _summed(sums: Tensor, weight: Tensor) -> Tensor:
-    """The tree over the rows of ``sums``, in as many launches as it has levels of SUMMED_ROWS, in the weight's dtype."""
+    """The tree over the rows of ``sums``, SUMMED_ROWS or fewer at a time, in the weight's dtype."""
     if not sums.shape[0]:
         return torch.zeros_like(weight)
     head_dim = weight.shape[0]

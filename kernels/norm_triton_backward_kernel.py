@@ -129,9 +129,7 @@ def norm_rope_backward_kernel(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def sum_rows_kernel(
-    source, target, rows, HEAD_DIM: tl.constexpr, ROW_BLOCK: tl.constexpr, CHANNEL_BLOCK: tl.constexpr
-):
+def sum_rows_kernel(source, target, rows, HEAD_DIM: tl.constexpr, ROW_BLOCK: tl.constexpr, CHANNEL_BLOCK: tl.constexpr):
     """Row b of target is the tree over the rows b * ROW_BLOCK to (b + 1) * ROW_BLOCK - 1 of source [rows, HEAD_DIM]."""
     block = tl.program_id(0).to(tl.int64)
     row = block * ROW_BLOCK + tl.arange(0, ROW_BLOCK)[None, :]

@@ -37,7 +37,7 @@ def qk_norm_rope_gate(
     The tree adds neighbours, then neighbouring sums, and so on, over the channels padded with zeros to a power of
     two. For lane l below R / 2, with c and s from columns l and R / 2 + l of the table's row at the lane's position:
 
-        q_l = A(RN(RN(y_l * c) - RN(y_(l + R / 2) * s)))        q_(l + R / 2) = A(RN(RN(y_(l + R / 2) * c) + RN(y_l * s)))
+        q_l = A(RN(RN(y_l * c) - RN(y_m * s)))        q_m = A(RN(RN(y_m * c) + RN(y_l * s)))        m = l + R / 2
 
     Channels from R on are y itself, and a gate is copied bit for bit. Nothing is contracted into an fma. Every
     backend returns these bytes, and its gradients the bytes of the reference; only the payload of a computed NaN is
@@ -60,8 +60,7 @@ def qk_norm_rope_gate(
         gate: whether q_gate has gates.
         weight_offset: added to the weights, rounded to fp32; with 0 they are taken as they are.
         round_norm: round y to the dtype of x before the rotation; False leaves out A in y (not in q).
-        fma: compute fma(y_l, c, -RN(y_(l + R / 2) * s)) and fma(y_(l + R / 2), c, RN(y_l * s)) instead, in the
-            derivative likewise.
+        fma: compute fma(y_l, c, -RN(y_m * s)) and fma(y_m, c, RN(y_l * s)) instead, in the derivative likewise.
         slots: int32 or int64 [T]. Tokens whose slot is -1 are padding: they are not read, and their rows of the
             outputs are not written, so they hold anything. Their gradients are zero.
         backend: as in :func:`ropecheck.kernels.multi_axis_rope`.

@@ -216,10 +216,13 @@ class _Element:
         for root in roots:
             rounded = [self._product(self._product(x, root), factor), self._product(x, self._product(root, factor))]
             for unrounded in (Fraction(x) * Fraction(root) * f for f in (Fraction(factor), exact_factor)):
-                for side in (1 - slack, 1 + slack):
-                    rounded.append(_round(unrounded * side, FLOAT32, negative))
+                for exact in (unrounded * (1 - slack), unrounded * (1 + slack)):
+                    near = _round(exact, FLOAT32, negative)
+                    rounded.append(near)
                     if self.rotation.norm.round_norm:
-                        values.append(_round(unrounded * side, self.activation, negative))
+                        values.append(_round(exact, self.activation, negative))
+                    elif near != exact:
+                        values.append(_neighbour(near, 1 if near < exact else -1))
             values += map(self._handed_on, rounded)
         return values
 

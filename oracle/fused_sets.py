@@ -17,7 +17,7 @@ from torch import Tensor
 from .admissible import SEPARATE, AdmissibleSet, admissible
 from .floats import format_of, from_key, key, same
 from .fused import NormRotation
-from .norm import gamma, norm_interval, reciprocal_root_interval, strict_norm
+from .norm import gamma, neighbours, norm_interval, reciprocal_root_interval, strict_norm
 from .recipes import ONE_ROUNDING
 
 _FUSED = {"y0": "fused x0c", "y1": "fused x1c"}
@@ -55,7 +55,7 @@ def unexplained_rows(rotation: NormRotation, got: Tensor, sets: FusedSets) -> Te
     reciprocal in fp32. Rows with an element that is not finite are left out: their elements are judged one by one.
     """
     least, greatest = _roots_by_element(rotation, got, sets.roots)
-    cell = torch.where(least.float().double() > least, from_key(key(least.float()) - 1, torch.float32), least.float())
+    cell = neighbours(least)[0]
     explained = ~got.isfinite().all(-1) | same(got, sets.members.strict).all(-1)
     open_rows = (~explained & (cell.double() <= greatest).squeeze(-1)).nonzero()
     tokens, heads = open_rows.unbind(-1)

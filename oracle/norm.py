@@ -114,10 +114,7 @@ def reciprocal_root_bounds(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def reciprocal_root_interval(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The fp32 numbers [..., 1] at the ends of :func:`reciprocal_root_bounds`, within them."""
     low, high = reciprocal_root_bounds(x, eps)
-    narrow_low, narrow_high = low.float(), high.float()
-    inside_low = torch.where(narrow_low.double() < low, from_key(key(narrow_low) + 1, torch.float32), narrow_low)
-    inside_high = torch.where(narrow_high.double() > high, from_key(key(narrow_high) - 1, torch.float32), narrow_high)
-    return inside_low, inside_high
+    return neighbours(low)[1], neighbours(high)[0]
 
 
 def norm_interval(
@@ -126,7 +123,8 @@ def norm_interval(
     """fp32 [..., D], least and greatest: what may go into the rotation, given fp32 [..., 1] ends of the reciprocal root.
 
     The product is (x inv) f, x (inv f) or unrounded, the factor f rounded or not. Each is monotone in inv, and so are
-    the roundings after it: the ends of inv give the ends of every form. Ordered with -0 below +0.
+    the roundings after it: the ends of inv give the ends of every form. A product that nothing rounds lies between
+    two neighbours of fp32, and both are in. Ordered with -0 below +0.
     """
     factors = [norm.factor(weight).double()]
     if not torch.equal(norm.exact_factor(weight), factors[0]):
@@ -170,7 +168,19 @@ def _products(x: Tensor, root: Tensor, factors: list[Tensor], round_norm: bool) 
     rounded = [wide * root * factor, wide * (root * factor)]
     # x root is exact in fp64. The product with f is rounded there; the values on both sides enclose the exact one.
     unrounded = [wide.double() * root.double() * f * side for f in factors for side in (1 - 2.0**-51, 1 + 2.0**-51)]
+    if not round_norm:
+        return rounded + [neighbour for v in unrounded for neighbour in neighbours(v)]
     values = [*rounded, *(v.float() for v in unrounded)]
-    if not round_norm or dtype == torch.float32:
+    if dtype == torch.float32:
         return values
     return [v.to(dtype).float() for v in values] + [round_double(v, dtype).float() for v in unrounded]
+
+
+def neighbours(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The greatest fp32 number not above an fp64 number, and the least not below it."""
+    narrow = x.float()
+    rank, wide = key(narrow), narrow.double()
+    return (
+        torch.where(wide > x, from_key(rank - 1, torch.float32), narrow),
+        torch.where(wide < x, from_key(rank + 1, torch.float32), narrow),
+    )

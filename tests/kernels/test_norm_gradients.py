@@ -66,7 +66,7 @@ def composition(operands: dict[str, Any]) -> list[Tensor]:
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_are_those_of_the_plain_formula(dtype: torch.dtype, gate: bool, rows: int) -> None:
-    """All four gradients equal fp64 autograd's, which nothing of this package computes, and have their input's dtype."""
+    """All four gradients equal those of fp64 autograd, and have their input's dtype."""
     torch.manual_seed(0)
     operands = payload(dtype, gate=gate, rows=rows)
     leaves = [operands[name] for name in NAMES]

@@ -105,7 +105,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_every_operation_is_the_contracts(dtype: torch.dtype, options: str) -> None:
     """With three rows of positions, a tail and D no power of two, each element is that of rational arithmetic."""
     torch.manual_seed(0)
-    tokens, q_heads, k_heads, head_dim, lanes = 4, 2, 1, 11, 4
+    tokens, q_heads, head_dim, lanes = 4, 2, 11, 4
     axis_map = interleaved_axis_map([2, 1, 1], 2 * lanes, order="thw")
     q_gate, k = torch.randn(tokens, q_heads * 2 * head_dim).to(dtype), torch.randn(tokens, head_dim).to(dtype)
     q_weight, k_weight = torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype)
@@ -226,8 +226,11 @@ def test_rounded_table_is_taken_as_it_is() -> None:
     exact = qk_norm_rope_gate(x, x, weight, weight, cache, positions, eps=EPS, gate=False)[0]
     for dtype in (torch.bfloat16, torch.float16):
         narrow = cache.to(dtype)
-        got = qk_norm_rope_gate(x, x, weight, weight, narrow, positions, eps=EPS, gate=False)[0]
-        assert torch.equal(got, qk_norm_rope_gate(x, x, weight, weight, narrow.float(), positions, eps=EPS, gate=False)[0])
+        got, wanted = (
+            qk_norm_rope_gate(x, x, weight, weight, table, positions, eps=EPS, gate=False)[0]
+            for table in (narrow, narrow.float())
+        )
+        assert torch.equal(got, wanted)
         assert not torch.equal(got, exact)
 
 

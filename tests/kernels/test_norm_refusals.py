@@ -154,9 +154,9 @@ def test_raw_operator_refuses_a_table_that_requires_grad() -> None:
 
 
 def test_second_derivative_is_refused() -> None:
-    """Differentiating a gradient raises one sentence, with every input's gradient and with none but k's."""
+    """Differentiating a gradient raises one sentence."""
     k = torch.randn(T, 2 * D, requires_grad=True)
-    q, k_rotated, gate = call(k=k)
+    _, k_rotated, _ = call(k=k)
     (gradient,) = torch.autograd.grad(k_rotated.square().sum(), k, create_graph=True)
     with pytest.raises(RuntimeError, match=r"^qk_norm_rope_gate: a second derivative is not computed") as caught:
         gradient.sum().backward()

@@ -100,9 +100,7 @@ def compare(
     rows = slice(None) if kept is None else kept.to(DEVICE)
     results, gradients = [], None
     for backend in ("triton", "reference"):
-        leaves = [
-            call[name].detach().requires_grad_() for name in ("q_gate", "k", "q_weight", "k_weight")
-        ]
+        leaves = [call[name].detach().requires_grad_() for name in ("q_gate", "k", "q_weight", "k_weight")]
         with interpreted_launches(), trace_launches() as launches:
             outputs = qk_norm_rope_gate(*leaves, **{k: v for k, v in call.items() if k not in NAMES}, backend=backend)
             outputs = [y for y in outputs if y is not None]

@@ -21,28 +21,41 @@ from ropecheck.oracle.positions import CentredGrid
 
 RECORDED = json.loads((Path(str(pins_module.__file__)).parent / "pins.json").read_text())
 EXAMPLES = RECORDED["qwen-image"]["worked_examples"]
-NAMES = ["hf-llama", "hf-vision-2d", "neox", "qwen-image"]
+MROPE = ["mrope-contiguous", "mrope-ernie", "mrope-interleaved", "mrope-round-robin"]
+NAMES = sorted([
+    "hf-llama", "hf-vision-2d", "neox", "qwen-image", "qwen3.5-norm-rope-gate",
+    "gptj", "gptj-activation-dtype", "gptj-rounded-table",
+    *MROPE, *(f"{name}-activation-dtype" for name in MROPE), "mrope-interleaved-rounded-table",
+])  # fmt: skip
 
 
 def test_registry_lists_itself() -> None:
     """Each contract is found under its own name and an unknown name lists the known ones in one sentence."""
     assert sorted(CONTRACTS) == NAMES
     assert all(contract(name).name == name for name in NAMES)
-    with pytest.raises(ValueError, match="unknown contract 'qwen'; known contracts are hf-llama, hf-vision-2d, neox, "):
+    with pytest.raises(ValueError, match="unknown contract 'qwen'; known contracts are gptj, gptj-activation-dtype, "):
         contract("qwen")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_shape_of_a_contract(name: str) -> None:
-    """Lanes cover the head, every lane has an axis, and tables have the declared dtype and width."""
+    """Lanes cover what is rotated, every lane has an axis, and tables have the declared dtype and width.
+
+    Axes share out the frequencies of a head, or each has those of the whole rotary width.
+    """
     it = contract(name)
-    assert it.rotary_dim == it.head_dim == sum(it.lanes.dims)
+    assert it.rotary_dim == {"mrope-round-robin": 64, "qwen3.5-norm-rope-gate": 64}.get(
+        name.removesuffix("-activation-dtype"), it.head_dim
+    )
+    sectioned = name.startswith(("mrope", "qwen3.5"))
+    assert it.lanes.dims == (it.rotary_dim,) * 3 if sectioned else sum(it.lanes.dims) == it.rotary_dim
     assert len(it.positions.axes) == len(it.lanes.dims) == len(set(it.lanes.axis))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         cos, sin = it.tables(it.positions.of_length(11), dtype)
-        assert cos.shape == sin.shape == (11, it.head_dim // 2)
+        assert cos.shape == sin.shape == (11, it.rotary_dim // 2)
         assert cos.dtype == sin.dtype == (dtype if it.table_dtype == "activation" else torch.float32)
-    assert it.tables(it.positions.of_length(0), torch.float32)[0].shape == (0, it.head_dim // 2)
+    assert it.tables(it.positions.of_length(0), torch.float32)[0].shape == (0, it.rotary_dim // 2)
+    assert (it.norm is not None) == (it.family == "norm_rotate_gate")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,6 +85,39 @@ def test_qwen_lanes_take_their_axes() -> None:
         position[0, axis] = 1
         moved = it.tables(position, torch.float32)[1][0].nonzero().flatten().tolist()
         assert moved == list(lanes)
+
+
+@pytest.mark.parametrize("name", [*MROPE, "qwen3.5-norm-rope-gate"])
+def test_sectioned_lanes_take_their_row(name: str) -> None:
+    """A lane turns with the row that its map names and with no other, at the frequency of its own number."""
+    it = contract(name)
+    whole = CosineSine(it.frequencies.theta).table(torch.tensor(3), it.rotary_dim)  # type: ignore[attr-defined]
+    for axis in range(3):
+        position = torch.zeros(1, 3, dtype=torch.int64)
+        position[0, axis] = 3
+        cos, sin = (part[0] for part in it.tables(position, torch.float32))
+        mine = torch.tensor(it.lanes.axis) == axis
+        assert sin.nonzero().flatten().tolist() == mine.nonzero().flatten().tolist()
+        assert torch.equal(sin[mine], whole[1][mine])
+        assert torch.equal(cos, torch.where(mine, whole[0], 1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "starts"),
+    [
+        ("mrope-contiguous", (0, 0, 0)),
+        ("mrope-interleaved", (0, 1, 2, 0, 1, 2)),
+        ("mrope-round-robin", (0, 1, 2, 0, 1, 2)),
+        ("mrope-ernie", (1, 2, 1, 2)),
+        ("qwen3.5-norm-rope-gate", (0, 1, 2, 0, 1, 2)),
+    ],
+)
+def test_recipes_of_a_map_share_it(name: str, starts: tuple[int, ...]) -> None:
+    """The contracts of one map differ in their recipe alone."""
+    family = [it for known, it in CONTRACTS.items() if known.startswith(name)]
+    assert len({(it.lanes, it.pairing, it.frequencies, it.family) for it in family}) == 1
+    assert len({(it.forward, it.table_dtype) for it in family}) == len(family)
+    assert family[0].lanes.axis[: len(starts)] == starts
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e["id"])

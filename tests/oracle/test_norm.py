@@ -15,6 +15,7 @@ from ropecheck.oracle.floats import bits, fma32, key, round_double, same
 from ropecheck.oracle.norm import (
     Norm,
     gamma,
+    neighbours,
     norm_interval,
     reciprocal_root_bounds,
     reciprocal_root_interval,
@@ -138,7 +139,8 @@ def every_form(x: Tensor, weight: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     for root in reciprocal_root_interval(x, norm.eps):
         wide, factor = x.float(), weight.float() + norm.weight_offset
         unrounded = [wide.double() * root.double() * f for f in (factor.double(), weight.double() + norm.weight_offset)]
-        rounded = [wide * root * factor, wide * (root * factor), *(v.float() for v in unrounded)]
+        rounded = [wide * root * factor, wide * (root * factor)]
+        rounded += [v.float() for v in unrounded] if norm.round_norm else [w for v in unrounded for w in neighbours(v)]
         if norm.round_norm:
             rounded = [v.to(x.dtype).float() for v in rounded]
             values += [round_double(v, x.dtype).float() for v in unrounded]
@@ -159,6 +161,16 @@ def test_norm_interval_is_the_span_of_the_forms(width: int, dtype: torch.dtype, 
     assert float(((low < least) | (high > greatest)).float().mean()) < 0.002
     fixed = key(strict_norm(x, weight, norm))
     assert bool(((fixed >= low) & (fixed <= high)).all())
+
+
+def test_neighbours_enclose() -> None:
+    """Neighbours are the number itself where it is fp32, else the two fp32 numbers around it."""
+    wide = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    below, above = neighbours(wide)
+    assert bool((below.double() < wide).all() and (wide < above.double()).all())
+    assert torch.equal(key(above) - key(below), torch.ones(1000, dtype=torch.int32))
+    for exact in (wide.float().double(), torch.tensor([0.0, -0.0, math.inf]).double()):
+        assert all(torch.equal(bits(side), bits(exact.float())) for side in neighbours(exact))
 
 
 @dtypes

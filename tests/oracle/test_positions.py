@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ropecheck.oracle.pins as pins_module
-from ropecheck.oracle.positions import CentredGrid, Grid2D, Sequential
+from ropecheck.oracle.positions import CentredGrid, Grid2D, Sequential, TextAndImages
 
 RECORDED = json.loads((Path(str(pins_module.__file__)).parent / "pins.json").read_text())
 EXAMPLES = RECORDED["qwen-image"]["worked_examples"]
@@ -158,3 +158,32 @@ def test_vision_length_uses_whole_blocks() -> None:
 def test_sequence() -> None:
     """Text models count tokens from zero."""
     assert Sequential().of_length(4).tolist() == [[0], [1], [2], [3]]
+
+
+def test_text_and_images_follow_one_another() -> None:
+    """Text counts on all rows; an image holds its time row still and counts rows and columns from its start."""
+    rule = TextAndImages()
+    found = rule.sequence([2, (1, 2, 3), 2])
+    assert found.T.tolist() == [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6],
+    ]
+    assert rule.image([(2, 1, 2), (1, 1, 1)]).tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 17, 512])
+def test_text_and_images_of_any_length(length: int) -> None:
+    """A sample has as many tokens as asked for, starts at zero, and from 17 tokens on its rows differ."""
+    found = TextAndImages().of_length(length)
+    assert found.shape == (length, 3)
+    assert not length or int(found.min()) == 0
+    if length >= 17:
+        assert len({tuple(row.tolist()) for row in found.T}) == 3
+
+
+@pytest.mark.parametrize("segments", [[-1], [(1, 0, 2)], [(1, 2)], ["7"], [2.0]], ids=str)
+def test_bad_segments_are_refused(segments: list[object]) -> None:
+    """A segment that is neither a number of tokens nor a grid is a ValueError."""
+    with pytest.raises(ValueError, match="segments|grids"):
+        TextAndImages().sequence(segments)  # type: ignore[arg-type]
