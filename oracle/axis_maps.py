@@ -30,7 +30,7 @@ def contiguous(section: Sequence[int], rotary_dim: int) -> tuple[int, ...]:
 
 
 def interleaved(section: Sequence[int], rotary_dim: int) -> tuple[int, ...]:
-    """Height at lanes 1, 4, 7, ... below three times its count, width at 2, 5, 8, ... likewise, time elsewhere: Qwen3-VL.
+    """Height at lanes 1, 4, 7, ... below three times its count, width at 2, 5, 8, ..., time elsewhere: Qwen3-VL.
 
     Lanes end before an unbalanced section is used up, so that a row may get more or fewer lanes than its count:
     (16, 24, 24) gives 22, 21 and 21. Arguments and errors as for :func:`contiguous`.
@@ -44,7 +44,7 @@ def interleaved(section: Sequence[int], rotary_dim: int) -> tuple[int, ...]:
 
 
 def round_robin(section: Sequence[int], rotary_dim: int) -> tuple[int, ...]:
-    """Lane ``l`` starts at row ``l mod 3`` and goes on to the next row while that one's count is used up: GLM in SGLang.
+    """Lane ``l`` starts at row ``l mod 3`` and goes on to the next while a row's count is used up: GLM in SGLang.
 
     No class of transformers up to 5.24.0 uses it. Arguments and errors as for :func:`contiguous`.
     """

@@ -141,7 +141,10 @@ class Walk:
         is_zero = integers(total)[0] == 0
         value: float | None = None
         for form in stops:
-            value = round_number(total, first_negative and second_negative, form) if value is None else round_again(value, form)
+            if value is None:
+                value = round_number(total, first_negative and second_negative, form)
+            else:
+                value = round_again(value, form)
         if value is None:
             value = round_number(total, first_negative and second_negative and not clears, self.activation)
         elif clears and (is_zero or value == 0):

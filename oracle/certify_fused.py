@@ -88,7 +88,13 @@ def _true_gradient(
     lanes = rotation.rotary_dim // 2
     x, g, w, c, s = (
         t.double().tolist()
-        for t in (rotation.x[token, head], gradient[token, head], rotation.weight, rotation.cos[token], rotation.sin[token])
+        for t in (
+            rotation.x[token, head],
+            gradient[token, head],
+            rotation.weight,
+            rotation.cos[token],
+            rotation.sin[token],
+        )
     )
     if not all(map(math.isfinite, (*x, *g, *w, *c, *s))) or 2 * sum(v * v for v in x) >= LARGEST:
         return None
@@ -139,7 +145,9 @@ class _Element:
         if self.defined:
             offset = Fraction(rotation.norm.weight_offset)
             self.exact_factors = [Fraction(w) + offset for w in self.weights]
-            self.factors = [_round(f, FLOAT32) if offset else w for f, w in zip(self.exact_factors, self.weights, strict=True)]
+            self.factors = [
+                _round(f, FLOAT32) if offset else w for f, w in zip(self.exact_factors, self.weights, strict=True)
+            ]
 
     def certified_roots(self, where: str) -> tuple[float, float]:
         """The oracle's ends of the reciprocal root, once they are seen to follow from the counted roundings.

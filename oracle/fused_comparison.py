@@ -125,7 +125,9 @@ def compare_weight_gradient(
     _check(rotation, "gradient", gradient)
     weight = rotation.weight
     if got.shape != weight.shape or got.dtype != weight.dtype:
-        raise ValueError(f"got must be {weight.dtype} {list(weight.shape)} like the weight, not {got.dtype} {got.shape}")
+        raise ValueError(
+            f"got must be {weight.dtype} {list(weight.shape)} like the weight, not {got.dtype} {got.shape}"
+        )
     result = FusedComparison()
     if bool(rotation.poisoned.any()):
         result.elements, result.outside = got.numel(), int((~got.isnan()).sum())
@@ -158,7 +160,9 @@ def _blocks(rotation: NormRotation) -> Iterator[Tensor]:
     per_token = max(1, rotation.x.shape[1] * rotation.x.shape[2])
     step = max(1, ELEMENTS_AT_ONCE[rotation.x.device.type] // per_token)
     if rotation.x.shape[1]:
-        yield from (block for block in rotation.judged.split(step) if len(block))
+        judged = rotation.judged
+        for start in range(0, len(judged), step):
+            yield judged[start : start + step]
 
 
 def _count(unlike: dict[str, int], forms: dict[str, Tensor], values: Tensor) -> None:

@@ -77,9 +77,7 @@ def unexplained_rows(rotation: NormRotation, got: Tensor, sets: FusedSets) -> Te
     return ~explained
 
 
-def _roots_by_element(
-    rotation: NormRotation, got: Tensor, roots: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
+def _roots_by_element(rotation: NormRotation, got: Tensor, roots: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """fp64 [t, H, 1] twice: the least and greatest root with which every element can be what it is.
 
     An element is root times a fixed number K, but for six roundings (two products and a factor of the norm, a product
@@ -108,9 +106,9 @@ def _with_rotation(
 ) -> tuple[AdmissibleSet, dict[str, dict[str, Tensor]]]:
     """The sets of normalised channels between fp32 ``low`` and ``high`` [t, H, D], and the forms of ``fixed``."""
     x, width = rotation.x, rotation.rotary_dim
-    tables = (t.double()[:, None].expand(-1, x.shape[1], -1).reshape(-1) for t in (rotation.cos, rotation.sin))
+    c, s = (t.double()[:, None].expand(-1, x.shape[1], -1).reshape(-1) for t in (rotation.cos, rotation.sin))
     halves = [[half.reshape(-1) for half in t[..., :width].chunk(2, dim=-1)] for t in (fixed, low, high)]
-    turned, forms = _turned(halves, *tables, x.dtype)
+    turned, forms = _turned(halves, c, s, x.dtype)
     fixed_tail, *tail = (t[..., width:].to(x.dtype) for t in (fixed, low, high))
     shape = (*x.shape[:2], width // 2)
     parts = [*(span.of_shape(shape) for span in turned), _Span.between(*tail)]
@@ -161,17 +159,16 @@ def _turned(
     halves: list[list[Tensor]], c: Tensor, s: Tensor, dtype: torch.dtype
 ) -> tuple[list[_Span], dict[str, dict[str, Tensor]]]:
     """The spans of both outputs, flat, and the forms of the first of ``halves``: fixed, least and greatest members."""
-    fixed, *ends = halves
-    sets = admissible(ONE_ROUNDING, *(member.double() for member in fixed), c, s, dtype)
+    (a, b), *ends = halves
+    sets = admissible(ONE_ROUNDING, a.double(), b.double(), c, s, dtype)
     spans = [_Span.of(members) for members in sets]
     settled = [same(low, high) for low, high in zip(*ends, strict=True)]
     wide = (~(settled[0] & settled[1])).nonzero().flatten()
     if len(wide):
         low, high = ([member[wide].double() for member in end] for end in ends)
         at = c[wide], s[wide], dtype
-        corners = [admissible(ONE_ROUNDING, a[0], b[1], *at) for a in (low, high) for b in (low, high)]
+        corners = [admissible(ONE_ROUNDING, one[0], other[1], *at) for one in (low, high) for other in (low, high)]
         spans = [
-            span.with_corners(wide, [_Span.of(corner[n]) for corner in corners], dtype)
-            for n, span in enumerate(spans)
+            span.with_corners(wide, [_Span.of(corner[n]) for corner in corners], dtype) for n, span in enumerate(spans)
         ]
     return spans, {"y0": sets[0].forms, "y1": sets[1].forms}

@@ -120,7 +120,7 @@ def reciprocal_root_interval(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def norm_interval(
     x: Tensor, weight: Tensor, norm: Norm, reciprocal_roots: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """fp32 [..., D], least and greatest: what may go into the rotation, given fp32 [..., 1] ends of the reciprocal root.
+    """fp32 [..., D], least and greatest: what may go into the rotation, given the ends of the root, fp32 [..., 1].
 
     The product is (x inv) f, x (inv f) or unrounded, the factor f rounded or not. Each is monotone in inv, and so are
     the roundings after it: the ends of inv give the ends of every form. A product that nothing rounds lies between

@@ -19,7 +19,7 @@ from torch import Tensor
 from .contract import Contract, Grid
 from .floats import from_key, key
 from .norm import Norm, norm_interval, reciprocal_root_interval
-from .pin_cases import DTYPES, PinCase, Pairs, later, payload
+from .pin_cases import DTYPES, Pairs, PinCase, later, payload
 from .positions import TextAndImages
 from .recipes import ACTIVATION_DTYPE
 from .rotation import Rotation, rotate_strict

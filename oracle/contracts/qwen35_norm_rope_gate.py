@@ -17,7 +17,7 @@ from .mrope import sectioned_lanes
 
 QWEN35_NORM_ROPE_GATE = Contract(
     name="qwen3.5-norm-rope-gate",
-    summary="Qwen3.5: (1 + w) RMS norm, rounded, then half-split pairs on 64 of 256 channels, interleaved M-RoPE in fp32",
+    summary="Qwen3.5: (1 + w) RMS norm, rounded, then interleaved M-RoPE of half-split pairs, 64 of 256 channels, fp32",
     source="transformers 5.4.0 to 5.24.0, transformers.models.qwen3_5.modeling_qwen3_5",
     family="norm_rotate_gate",
     head_dim=256,

@@ -94,5 +94,5 @@ def test_true_gradients_are_inside(engine: str, dtype: torch.dtype) -> None:
     points = compare_fused_vjp(given, gradient, strict_fused_vjp(given, gradient)[0], samples=40).sample
     assert certify_fused_vjp(given, gradient, points, using=engine).points == len(points)
     off = replace(points[0], low=points[0].high + 1.0, high=points[0].high + 2.0)
-    with pytest.raises(CertificationError, match="the true gradient .* is outside"):
+    with pytest.raises(CertificationError, match=r"the true gradient .* is outside"):
         certify_fused_vjp(given, gradient, [off], using=engine)

@@ -81,9 +81,7 @@ def by_hand(given: NormRotation, nearest: Nearest) -> Tensor:
 @pytest.mark.parametrize("fma", [False, True], ids=["separate", "fma"])
 @pytest.mark.parametrize("norm", [Norm(), Norm(1e-5, 0.0, round_norm=False)], ids=str)
 @pytest.mark.parametrize(("width", "rotary_dim"), [(20, 8), (7, 6), (12, 12)])
-def test_strict_bytes(
-    dtype: torch.dtype, fma: bool, norm: Norm, width: int, rotary_dim: int, nearest: Nearest
-) -> None:
+def test_strict_bytes(dtype: torch.dtype, fma: bool, norm: Norm, width: int, rotary_dim: int, nearest: Nearest) -> None:
     """Strict bytes are the specification written out in rational numbers, and pass as strict."""
     given = call(dtype, width, rotary_dim, tokens=3, heads=2, norm=norm, fma=fma)
     got = strict_fused(given)
@@ -110,14 +108,20 @@ def foreign(given: NormRotation, how: str) -> Tensor:
     if given.norm.round_norm:
         y = y.to(dtype).to(x.dtype)
     a, b, tail = y[..., :half], y[..., half : 2 * half], y[..., 2 * half :]
-    if "fma" in how:
-        turned = fma32(a, c, -(b * s)), fma32(b, c, a * s)
-    else:
-        turned = a * c - b * s, b * c + a * s
+    turned = (fma32(a, c, -(b * s)), fma32(b, c, a * s)) if "fma" in how else (a * c - b * s, b * c + a * s)
     return torch.cat((*turned, tail), dim=-1).to(dtype)
 
 
-WAYS = ["torch", "sequence", "factor first", "times fma", "division", "fp64", "fp64 division", "sequence fma factor first"]
+WAYS = [
+    "torch",
+    "sequence",
+    "factor first",
+    "times fma",
+    "division",
+    "fp64",
+    "fp64 division",
+    "sequence fma factor first",
+]
 
 
 @dtypes
@@ -199,7 +203,9 @@ def test_a_planted_element_is_the_one_reported(
     given = call(dtype)
     got = strict_fused(given)
     strict = got[place].item()
-    got[place] = from_key(key(got[place].reshape(1)).long() + 100_000 // (1 if dtype == torch.float32 else 1000), dtype)[0]
+    got[place] = from_key(
+        key(got[place].reshape(1)).long() + 100_000 // (1 if dtype == torch.float32 else 1000), dtype
+    )[0]
     found = compare_fused(given, got)
     assert (found.outside, found.strict_differs, len(found.worst)) == (1, 1, 1)
     assert (found.worst[0].index, found.worst[0].strict, found.worst[0].got) == (place, strict, got[place].item())
@@ -343,7 +349,10 @@ def test_dropped_axes_fail() -> None:
         ({"cos": torch.zeros(22, 32), "sin": torch.zeros(22, 32)}, r"cos and sin must be \[23, R / 2\]"),
         ({"cos": torch.zeros(23, 129), "sin": torch.zeros(23, 129)}, "2 <= R <= D = 256, not 129"),
         ({"padding": torch.zeros(23)}, r"padding must be bool \[23\], not torch.float32"),
-        ({"out_of_range": torch.zeros(22, dtype=torch.bool)}, r"out_of_range must be bool \[23\], not torch.bool \[22\]"),
+        (
+            {"out_of_range": torch.zeros(22, dtype=torch.bool)},
+            r"out_of_range must be bool \[23\], not torch.bool \[22\]",
+        ),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

@@ -49,7 +49,8 @@ def test_tree_is_adjacent_pairs(count: int, nearest: Nearest) -> None:
         level = row
         while len(level) > 1:
             level = [*level, 0.0] if len(level) % 2 else level
-            level = [nearest(Fraction(a) + Fraction(b), torch.float32) for a, b in zip(level[::2], level[1::2], strict=True)]
+            pairs = zip(level[::2], level[1::2], strict=True)
+            level = [nearest(Fraction(a) + Fraction(b), torch.float32) for a, b in pairs]
         assert total == (level[0] if level else 0.0)
 
 

@@ -185,5 +185,5 @@ def test_text_and_images_of_any_length(length: int) -> None:
 @pytest.mark.parametrize("segments", [[-1], [(1, 0, 2)], [(1, 2)], ["7"], [2.0]], ids=str)
 def test_bad_segments_are_refused(segments: list[object]) -> None:
     """A segment that is neither a number of tokens nor a grid is a ValueError."""
-    with pytest.raises(ValueError, match="segments|grids"):
+    with pytest.raises(ValueError, match=r"segments|grids"):
         TextAndImages().sequence(segments)  # type: ignore[arg-type]
