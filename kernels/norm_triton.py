@@ -25,8 +25,9 @@ from .norm_operands import (
     rounded_to_float32,
 )
 from .norm_triton_backward_kernel import norm_rope_backward_kernel, sum_rows_kernel
-from .norm_triton_kernel import INTERPRETED, norm_rope_gate_kernel
+from .norm_triton_kernel import norm_rope_gate_kernel
 from .trace import CALLED_DIRECTLY, record_launch
+from .triton_kernel import INTERPRETED
 from .triton_rotation import MAX_PROGRAMS
 
 SUMMED_ROWS = 64

@@ -99,8 +99,9 @@ def norm_rope_backward_kernel(
         other=0.0,
     )
     own = own.to(tl.float32)
-    # Back: the sine is negated for the second members.
-    turned = turn(own, partner.to(tl.float32), c, tl.where(channel < LANES, s, -s), FMA)
+    # Back: the sine is negated for the second members. Triton's minus is a difference from +0 and makes +0 of it.
+    sign = tl.where(channel < LANES, 1.0, -1.0)
+    turned = turn(own, partner.to(tl.float32), c, s * sign[None, :], FMA)
     rotated_back = tl.where(rotated[None, :], turned, own)
     rotated_back = tl.where(outside[:, None], float("nan"), rotated_back)
 

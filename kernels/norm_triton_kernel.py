@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.runtime.jit import JITFunction
 
 from .norm_triton_parts import load_factor, load_turn, partner_of, reciprocal_root, turn
 
@@ -78,8 +77,9 @@ def norm_rope_block(
     if ROUND_NORM:
         own = own.to(y.dtype.element_ty).to(tl.float32)
         partner = partner.to(y.dtype.element_ty).to(tl.float32)
-    # The sine is negated for the first members, and a product with it is so exactly.
-    turned = turn(own, partner, c[:, None, :], tl.where(channel < LANES, -s, s)[:, None, :], FMA)
+    # The sine is negated for the first members. Triton's minus is a difference from +0 and makes +0 of it.
+    sign = tl.where(channel < LANES, -1.0, 1.0)
+    turned = turn(own, partner, c[:, None, :], (s * sign[None, :])[:, None, :], FMA)
     turned = tl.where(outside, float("nan"), turned).to(y.dtype.element_ty)
     tl.store(y + y_row + channel[None, None, :], turned, mask=valid_rotated)
 
@@ -217,7 +217,3 @@ def norm_rope_gate_kernel(
             ROTARY_BLOCK,
             ALIGNMENT,
         )
-
-
-INTERPRETED = not isinstance(norm_rope_gate_kernel, JITFunction)
-"""Whether ``TRITON_INTERPRET=1`` was set when triton was imported."""

@@ -12,17 +12,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .triton_kernel import INTERPRETED
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+
+
+@triton.jit
+def _add(left, right):
+    return left + right
+
 
 @triton.jit
 def tree_sum(x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Sums [ROWS] of the rows of x [ROWS, COLUMNS]: neighbours are added, then neighbouring sums, and so on.
 
-    The pairs are written down because ``tl.sum`` leaves the order open, and because the interpreter's loses -0.
+    A reduction of more than two elements would leave the order open. One of two is one addition, which the compiler
+    makes of a shuffle; of ``tl.split`` it makes spills (seen with triton 3.6). The interpreter reduces one element
+    after another, and in its ``tl.sum`` -0 and -0 are +0.
     """
     for level in tl.static_range(0, 31):
         if (COLUMNS >> level) > 1:
-            left, right = tl.split(tl.reshape(x, (ROWS, COLUMNS >> (level + 1), 2)))
-            x = left + right
+            pairs = tl.reshape(x, (ROWS, COLUMNS >> (level + 1), 2))
+            if _INTERPRETED:
+                left, right = tl.split(pairs)
+                x = left + right
+            else:
+                x = tl.reduce(pairs, 2, _add)
     return tl.reshape(x, (ROWS,))
 
 

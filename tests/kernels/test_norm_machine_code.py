@@ -62,6 +62,15 @@ def test_fma_is_there_where_it_is_asked_for(compiled: dict[str, dict[str, Any]],
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_every_sum_is_of_two(compiled: dict[str, dict[str, Any]], variant: str) -> None:
+    """The order of the trees is written down: what the compiler gets to reduce are pairs."""
+    summed = compiled[variant]["summed"]
+    assert {int(shape.split("x")[-1]) for shape in summed} == {2}
+    head_dim = VARIANTS[variant].get("head_dim", 256)
+    assert len(summed) >= (head_dim - 1).bit_length()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_division_and_root_are_rounded_to_nearest(compiled: dict[str, dict[str, Any]], variant: str) -> None:
     """Of divisions, roots and reciprocals only those that round are left, and nothing flushes subnormals."""
     facts = compiled[variant]
@@ -163,6 +172,7 @@ def facts_of(
     assert stack is not None
     return {
         "fma": len(re.findall(r"\bfma\.", ptx)),
+        "summed": re.findall(r"tt\.reduce.*?\}\) : \(tensor<([\dx]+)xf32>\)", binary.asm["ttir"], re.DOTALL),
         "products": len(re.findall(r"\bmul\.(?:rn\.)?f32", ptx)),
         "flushing": ptx.count(".ftz"),
         "divisions": sorted(set(re.findall(r"\b(?:div|sqrt|rcp|rsqrt)\.[\w.]*f32\b", ptx))),
