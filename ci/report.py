@@ -69,7 +69,7 @@ def _together(totals: dict[str, str]) -> str:
     for name in JUDGEMENTS:
         if name in totals:
             alike[totals[name]].append(name)
-    parts = []
+    parts: list[str] = []
     for said, names in sorted(alike.items(), key=lambda group: len(group[1])):
         last = len(parts) == len(alike) - 1
         unasked = said in (_NOT_ASKED, _BLOCKED) and len(names) > 3
