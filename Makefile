@@ -11,6 +11,8 @@ WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
 BIN := .venv/bin
 INSTALLED := .venv/installed
+# What an installation is made of. The native library is built with it, beside its modules, where nvcc is found.
+INSTALLED_FROM := pyproject.toml constraints/constraints.txt setup.py kernels/native_build.py $(wildcard kernels/cuda/*)
 # The first release of pip that installs a dependency group is 25.1.
 PIP := pip==26.3
 
@@ -41,16 +43,18 @@ docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv report report-gpu report-sanitizer build *.egg-info
+	rm -rf .venv report report-gpu report-sanitizer build *.egg-info kernels/libropecheck_cuda.so
 
-# The stamp is written last: an installation that failed or was interrupted is made again.
-$(INSTALLED): pyproject.toml constraints/constraints.txt
+# The stamp is written last: an installation that failed or was interrupted is made again. torch comes first, because
+# the native library is built with its headers.
+$(INSTALLED): $(INSTALLED_FROM)
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.10 or newer is needed, and '$(PYTHON)' is not found: name one with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed, and '$(PYTHON)' is $$($(PYTHON) -V 2>&1): name another with make PYTHON=..." >&2; exit 1; }
 	@echo 'Installing into .venv, once: torch alone is a large download.'
 	@rm -f $@
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) $(PIP)
+	$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --constraint constraints/constraints.txt torch
 	$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --constraint constraints/constraints.txt \
 		--group dev --editable ".[triton,flint,vendors]"
 	@touch $@

@@ -23,13 +23,26 @@ from ropecheck.suites.judgements import JUDGEMENTS
 from ropecheck.suites.judging import Selection
 from ropecheck.suites.verdicts import canonical
 
-from . import listings, report
-from .environment import record
+from . import listings, report, sanitize_command
+from .environment import devices, record
 from .evidence import EvidenceError, close, document, prepare
 from .explain import explain
-from .policy import PolicyError, load_policy, unmet
+from .policy import PolicyError, load_policy, outcome_of, required_cells, shipped_policies
+from .preflight import lacking
 from .progress import watched
-from .verify import SHIPPED, Outcome, Run, UsageError, carry_out, exit_status, lost, take_inventory, without_case
+from .verify import (
+    SHIPPED,
+    Outcome,
+    Run,
+    UsageError,
+    carry_out,
+    exit_status,
+    held_to,
+    lost,
+    take_inventory,
+    without_case,
+    without_idle,
+)
 
 EXIT_STATUS = """exit status: 0 everything required passed; 1 a case failed; 2 the command cannot be carried out as
 given; 3 something required was blocked, or a candidate had no executed case; 4 the oracle itself failed."""
@@ -79,14 +92,19 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument(f"--{name}", action="append", default=[], choices=tuple(known), metavar=name.upper(),
                          help=f"only {', '.join(known)}; repeatable")  # fmt: skip
     sub.add_argument("--case", action="append", default=[], metavar="CASE", help="only the case of this id; repeatable")
-    sub.add_argument("--plan", choices=PLANS, default="standard", help="how many cases; see ropecheck judgements")
-    sub.add_argument("--policy", type=Path, metavar="FILE", help="TOML file of the cells that are required")
+    sub.add_argument("--plan", choices=PLANS,
+                     help="how many cases, see ropecheck judgements; default standard, or the policy's")  # fmt: skip
+    sub.add_argument("--policy", metavar="POLICY", help="which cells are required: FILE.toml or a shipped policy, "
+                     + ", ".join(shipped_policies()))  # fmt: skip
     sub.add_argument("--seed", type=_natural, default=0, help="seed of every payload (default 0)")
     sub.add_argument("--out", type=Path, metavar="DIR", help="folder for verdicts, JUnit and manifest")
     sub.add_argument("-n", dest="workers", type=_positive, default=os.cpu_count() or 1, metavar="N",
                      help="worker processes (default: one for each processor)")  # fmt: skip
     sub.add_argument("--case-limit", type=_seconds, default=120.0, metavar="SECONDS",
                      help="longest that a case may take before its process is ended (default 120)")  # fmt: skip
+
+    sub = command("sanitize", _sanitize, "run candidates on a GPU under compute-sanitizer", epilog=EXIT_STATUS)
+    sanitize_command.add_options(sub, _natural, _positive, _seconds)
 
     sub = command("explain", _explain, "judge one case alone and show its worst elements", epilog=EXIT_STATUS)
     sub.add_argument("case", metavar="CASE[@CANDIDATE]", help="as a report names it")
@@ -132,10 +150,17 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    selection = Selection(
-        options.plan, options.contract, options.judgement, options.device, options.dtype, options.case
-    )
-    requirements = load_policy(options.policy) if options.policy else None
+    policy = load_policy(options.policy) if options.policy is not None else None
+    plan = options.plan or (policy.plan if policy is not None else "") or "standard"
+    selection = Selection(plan, options.contract, options.judgement, options.device, options.dtype, options.case)
+    if policy is not None:
+        selection = held_to(selection, policy)
+    if missing := lacking(policy.needs if policy is not None else ()):
+        # Nothing has been written, and a run that cannot give the answer is not begun.
+        asking = f"policy {policy.name}" if policy is not None else "a run"
+        for sentence in missing:
+            print(f"ropecheck: {asking} needs {sentence}", file=sys.stderr)
+        return 3
     specifications = tuple(dict.fromkeys(options.candidates)) or SHIPPED
     run = Run(specifications, selection, options.seed, options.workers, options.case_limit)
     console = _console(stderr=options.json)
@@ -143,15 +168,19 @@ def _verify(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out.absolute() if options.out else Path(scratch) / "report"
         folder = prepare(out)
-        outcome = Outcome(take_inventory(run))
+        inventory = take_inventory(run)
+        if policy is not None and not options.candidates:
+            run = without_idle(run, inventory, policy)
+        outcome = Outcome([c for c in inventory if c["specification"] in run.specifications])
         with watched(console, outcome) as tell:
             check = listings.PinCheck(sorted({c["contract"] for c in outcome.candidates}))
             carry_out(run, folder, outcome, tell)
             outcome.pins = check.reports()
-        missing = list(unmet(requirements, outcome.verdicts)) if requirements is not None else None
-        status = exit_status(outcome, selection, missing)
+        required = required_cells(policy, outcome.verdicts, len(devices())) if policy is not None else None
+        status = exit_status(outcome, selection, required)
         settings = {"candidates": run.specifications, "selection": asdict(selection), "seed": run.seed,
                     "workers": run.workers, "exit status": status, "inventory": outcome.candidates,
+                    "policy": outcome_of(policy, required) if policy is not None and required is not None else None,
                     "started": started.isoformat(timespec="seconds"),
                     "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1)}  # fmt: skip
         evidence = document(outcome.verdicts, record(), outcome.pins, settings)
@@ -159,8 +188,8 @@ def _verify(options: argparse.Namespace) -> int:
             close(folder, out, evidence)
     origin = {c["name"]: c["specification"] for c in outcome.candidates}
     report.summary(console, outcome.verdicts, outcome.pins, origin)
-    for unmet_cell in missing or ():
-        console.print(f"[red]required[/] {unmet_cell.cell}: {unmet_cell.reason}", highlight=False)
+    if policy is not None and required is not None:
+        report.held_to(console, policy, required)
     if count := lost(outcome):
         said = "; ".join(f"{device}: {line}" for device, line in outcome.sessions.items())
         console.print(f"[yellow]{count} cases were not reached, for a session ended early:[/] {escape(said)}")
@@ -171,6 +200,10 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         print(canonical(evidence))
     return status
+
+
+def _sanitize(options: argparse.Namespace) -> int:
+    return sanitize_command.run(options, _console(stderr=options.json))
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -215,5 +248,8 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(canonical(found))
     else:
-        _console().print(listings.doctor_table(found))
+        console = _console()
+        console.print(listings.doctor_table(found))
+        for line in listings.native_lines(found):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -110,6 +110,17 @@ def doctor_table(found: dict[str, Any]) -> Table:
     return table
 
 
+def native_lines(found: dict[str, Any]) -> list[str]:
+    """The identity of the native library that is there, a line for each fact; paths and hashes are not to be broken."""
+    native = found["environment"]["native library"]
+    if native["sha256"] is None:
+        return []
+    facts = {name.replace("_", " "): value for name, value in native.items() if name != "failure"}
+    return ["native library", *(
+        f"  {name}: {' '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+        for name, value in facts.items()
+    )]  # fmt: skip
+
 
 class PinCheck:
     """Pins executed in a process of their own while the suites run."""

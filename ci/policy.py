@@ -1,38 +1,59 @@
-"""Policies: which cells of candidate x judgement x device a run must have passed.
+"""Policies: which cells of candidate x judgement x device a run must have passed, and which few may be blocked.
 
-A TOML file::
+A TOML file, see ``docs/policies.md``::
+
+    plan = "standard"    # every case of this plan, or of a larger one, is asked
+
+    [needs]              # what the machine must have
+    gpu = true
 
     [[require]]
     candidates = ["ropecheck/*"]
     judgements = ["accuracy-forward", "accuracy-vjp"]
-    devices = ["cpu"]
+    devices = ["cuda"]
     cases = 8            # least number of passed cases in each cell and dtype
 
-A required cell that is missing, blocked, failed, or not applicable for want of a claim is not met.
+    [[may_block]]
+    candidates = ["ropecheck/*"]
+    judgements = ["device-guard"]
+    devices = ["cuda"]
+    gpus = 1             # only on a machine with no more GPUs than this
+    reason = "one GPU cannot be confused with another"
+
+A required cell that is missing, blocked without permission, failed, or not applicable for want of a claim is not met.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ropecheck.suites.candidates import DEVICES
+from ropecheck.suites.cases import PLANS
 from ropecheck.suites.judgements import JUDGEMENTS
-from ropecheck.suites.verdicts import Verdict
+from ropecheck.suites.judgements.sanitizer import SANITIZER
+from ropecheck.suites.verdicts import Verdict, count
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+NEEDS = ("gpu", "triton", "native")
+"""What a policy can ask of the machine: an NVIDIA GPU, Triton, our native library."""
+
+_FOLDER = files(__package__) / "policies"
+
 
 class PolicyError(ValueError):
-    """A policy file cannot be used. The message is one sentence."""
+    """A policy cannot be used, or not with the other options. The message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -46,70 +67,188 @@ class Requirement:
 
 
 @dataclass(frozen=True)
-class Unmet:
-    """A required cell that is not passed. ``blocked`` says that it could not run, rather than failed."""
+class Permission:
+    """Cells that may be blocked, and why; with ``gpus``, only on a machine that has no more GPUs than that."""
+
+    candidates: tuple[str, ...]
+    judgements: tuple[str, ...]
+    devices: tuple[str, ...]
+    reason: str
+    gpus: int | None = None
+
+    def covers(self, candidate: str, judgement: str, device: str, gpus: int) -> bool:
+        """Whether the cell may be blocked on a machine with that many GPUs."""
+        named = any(fnmatchcase(candidate, pattern) for pattern in self.candidates)
+        here = self.gpus is None or gpus <= self.gpus
+        return named and here and judgement in self.judgements and device in self.devices
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a run is held to. ``sha256`` is that of the file; an empty ``plan`` leaves the choice to the run."""
+
+    name: str
+    requirements: tuple[Requirement, ...]
+    permissions: tuple[Permission, ...] = ()
+    needs: tuple[str, ...] = ()
+    plan: str = ""
+    sha256: str = ""
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices that some requirement names."""
+        return [d for d in DEVICES if any(d in requirement.devices for requirement in self.requirements)]
+
+    def requires(self, candidate: str) -> bool:
+        """Whether some requirement names the candidate."""
+        return any(fnmatchcase(candidate, p) for requirement in self.requirements for p in requirement.candidates)
+
+
+@dataclass(frozen=True)
+class RequiredCell:
+    """One required cell and what became of it: ``permitted`` is blocked with the policy's permission."""
 
     cell: str
-    reason: str
-    blocked: bool
+    state: Literal["passed", "permitted", "failed", "not-applicable", "blocked", "missing"]
+    reason: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.state in ("passed", "permitted")
+
+    @property
+    def could_not_run(self) -> bool:
+        return self.state in ("blocked", "missing")
 
 
-def load_policy(path: Path) -> list[Requirement]:
-    """The requirements of a policy file. Raises :class:`PolicyError`."""
+def shipped_policies() -> list[str]:
+    """The names that ``--policy`` takes without a file."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_policy(name: str) -> Policy:
+    """The policy in FILE.toml, or the shipped one of that name. Raises :class:`PolicyError`."""
+    shipped = shipped_policies()
+    source = _FOLDER / f"{name}.toml" if name in shipped else Path(name)
+    if name not in shipped and not name.endswith(".toml"):
+        raise PolicyError(f"--policy must be FILE.toml or one of {', '.join(shipped)}, not {name!r}")
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text())
+        content = source.read_bytes()
+        table: dict[str, Any] = tomllib.loads(content.decode())
     except OSError as error:
-        raise PolicyError(f"--policy {path} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise PolicyError(f"--policy {path} is not TOML: {error}") from None
-    entries = table.pop("require", [])
-    if table or not entries or not isinstance(entries, list):
-        raise PolicyError(f"--policy {path} must hold [[require]] tables and nothing else")
-    return [_requirement(path, entry) for entry in entries]
+        raise PolicyError(f"--policy {name} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise PolicyError(f"--policy {name} is not TOML: {' '.join(str(error).split())}") from None
+    entries = table.get("require")
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise PolicyError(f"--policy {name} must hold at least one [[require]] table")
+    if unknown := set(table) - {"require", "may_block", "needs", "plan"}:
+        raise PolicyError(f"--policy {name}: unknown key {sorted(unknown)[0]!r}")
+    if (plan := table.get("plan", "")) and plan not in PLANS:
+        raise PolicyError(f"--policy {name}: plan must be one of {', '.join(PLANS)}, not {plan!r}")
+    return Policy(
+        name=name,
+        requirements=tuple(_requirement(name, entry) for entry in entries),
+        permissions=tuple(_permission(name, entry) for entry in _tables(name, table.get("may_block", []))),
+        needs=_needs(name, table.get("needs", {})),
+        plan=plan,
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
 
 
-def _requirement(path: Path, entry: dict[str, Any]) -> Requirement:
-    known = {"candidates": None, "judgements": tuple(JUDGEMENTS), "devices": DEVICES}
+def _tables(name: str, entries: Any) -> list[dict[str, Any]]:
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise PolicyError(f"--policy {name}: may_block must be written as [[may_block]] tables")
+    return entries
+
+
+def _needs(name: str, table: Any) -> tuple[str, ...]:
+    if not isinstance(table, dict) or not all(value is True for value in table.values()):
+        raise PolicyError(f"--policy {name}: [needs] must hold lines such as 'gpu = true' and nothing else")
+    if unknown := set(table) - set(NEEDS):
+        raise PolicyError(f"--policy {name}: needs {sorted(unknown)[0]!r}, which is none of {', '.join(NEEDS)}")
+    return tuple(need for need in NEEDS if need in table)
+
+
+def _cells(name: str, where: str, entry: dict[str, Any], more: set[str]) -> dict[str, tuple[str, ...]]:
+    """The three lists that name cells; every other key of ``entry`` must be one of ``more``."""
+    known = {"candidates": None, "judgements": (*JUDGEMENTS, SANITIZER), "devices": DEVICES}
     for key, allowed in known.items():
         values = entry.get(key)
         if not isinstance(values, list) or not values or not all(isinstance(v, str) for v in values):
-            raise PolicyError(f"--policy {path}: {key} must be a list of strings in every [[require]]")
+            raise PolicyError(f"--policy {name}: {key} must be a list of strings in every [[{where}]]")
         for value in values:
             if allowed is not None and value not in allowed:
-                raise PolicyError(f"--policy {path}: {key} holds {value!r}, which is none of {', '.join(allowed)}")
-    cases = entry.get("cases", 1)
-    if not isinstance(cases, int) or cases < 1:
-        raise PolicyError(f"--policy {path}: cases must be a number from 1 on, not {cases!r}")
-    if unknown := set(entry) - {*known, "cases"}:
-        raise PolicyError(f"--policy {path}: unknown key {sorted(unknown)[0]!r}")
-    return Requirement(tuple(entry["candidates"]), tuple(entry["judgements"]), tuple(entry["devices"]), cases)
+                raise PolicyError(f"--policy {name}: {key} holds {value!r}, which is none of {', '.join(allowed)}")
+    if unknown := set(entry) - {*known, *more}:
+        raise PolicyError(f"--policy {name}: unknown key {sorted(unknown)[0]!r} in [[{where}]]")
+    return {key: tuple(entry[key]) for key in known}
 
 
-def unmet(requirements: Sequence[Requirement], verdicts: Sequence[Verdict]) -> Iterator[Unmet]:
-    """The required cells that ``verdicts`` do not show as passed, each with its reason."""
+def _number(name: str, key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PolicyError(f"--policy {name}: {key} must be a number from 1 on, not {value!r}")
+    return value
+
+
+def _requirement(name: str, entry: dict[str, Any]) -> Requirement:
+    cells = _cells(name, "require", entry, {"cases"})
+    return Requirement(**cells, cases=_number(name, "cases", entry.get("cases", 1)))
+
+
+def _permission(name: str, entry: dict[str, Any]) -> Permission:
+    cells = _cells(name, "may_block", entry, {"reason", "gpus"})
+    reason = entry.get("reason")
+    if not isinstance(reason, str) or not reason.strip():
+        raise PolicyError(f"--policy {name}: reason must say in every [[may_block]] why its cells may be blocked")
+    gpus = _number(name, "gpus", entry["gpus"]) if "gpus" in entry else None
+    return Permission(**cells, reason=reason, gpus=gpus)
+
+
+def required_cells(policy: Policy, verdicts: Sequence[Verdict], gpus: int) -> list[RequiredCell]:
+    """Every required cell, each once, as ``verdicts`` of a machine with that many GPUs show it."""
+    groups: dict[tuple[str, str, str], list[Verdict]] = {}
+    for v in verdicts:
+        groups.setdefault((v.candidate, v.judgement, v.device), []).append(v)
     names = sorted({v.candidate for v in verdicts})
-    for requirement in requirements:
-        for pattern in requirement.candidates:
-            matching = [n for n in names if fnmatchcase(n, pattern)]
-            if not matching:
-                yield Unmet(pattern, "no candidate of that name was judged", True)
-            for name in matching:
-                for judgement in requirement.judgements:
-                    for device in requirement.devices:
-                        cell = [
-                            v for v in verdicts if (v.candidate, v.judgement, v.device) == (name, judgement, device)
-                        ]
-                        yield from _unmet(f"{name} x {judgement} x {device}", cell, requirement.cases)
+
+    def found() -> Iterator[RequiredCell]:
+        for requirement in policy.requirements:
+            for pattern in requirement.candidates:
+                matching = [n for n in names if fnmatchcase(n, pattern)]
+                if not matching:
+                    yield RequiredCell(pattern, "missing", "no candidate of that name was judged")
+                for key in ((n, j, d) for n in matching for j in requirement.judgements for d in requirement.devices):
+                    permission = next((p.reason for p in policy.permissions if p.covers(*key, gpus)), "")
+                    state, reason = _state(groups.get(key, []), requirement.cases, permission)
+                    yield RequiredCell(" x ".join(key), state, reason)
+
+    return list(dict.fromkeys(found()))
 
 
-def _unmet(cell: str, verdicts: Sequence[Verdict], cases: int) -> Iterator[Unmet]:
+def _state(
+    verdicts: Sequence[Verdict], cases: int, permission: str
+) -> tuple[Literal["passed", "permitted", "failed", "not-applicable", "blocked", "missing"], str]:
+    """The state of one cell, and why. Permission is for what is blocked: it never covers a failure or a gap."""
     if not verdicts:
-        yield Unmet(cell, "missing: no case was judged", True)
-    for kind, blocked in (("fail", False), ("blocked", True), ("not-applicable", False)):
-        found = [v for v in verdicts if v.verdict == kind]
-        if found:
-            yield Unmet(cell, f"{len(found)} {kind}: {found[0].reason}", blocked)
-            return
-    for dtype, count in Counter(v.dtype for v in verdicts).items():
-        if count < cases:
-            yield Unmet(cell, f"{count} cases in {dtype}, {cases} are required", True)
+        return "missing", "no case was judged"
+    totals = count(verdicts)
+    reasons = {kind: next((v.reason for v in verdicts if v.verdict == kind), "") for kind in totals}
+    if totals["fail"]:
+        return "failed", f"{totals['fail']} fail: {reasons['fail']}"
+    if totals["not-applicable"]:
+        return "not-applicable", f"{totals['not-applicable']} not-applicable: {reasons['not-applicable']}"
+    if totals["blocked"]:
+        said = f"{totals['blocked']} blocked: {reasons['blocked']}"
+        return ("permitted", f"{said}; allowed: {permission}") if permission else ("blocked", said)
+    for dtype, passed in Counter(v.dtype for v in verdicts).items():
+        if passed < cases:
+            return "missing", f"{passed} cases in {dtype}, {cases} are required"
+    return "passed", ""
+
+
+def outcome_of(policy: Policy, cells: Sequence[RequiredCell]) -> dict[str, Any]:
+    """What evidence says of the policy that a run was held to."""
+    listed = [asdict(cell) for cell in cells if cell.state != "passed"]
+    passed = sum(cell.state == "passed" for cell in cells)
+    return {"name": policy.name, "sha256": policy.sha256, "required": len(cells), "passed": passed, "others": listed}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,30 +14,89 @@ from rich.table import Table
 from ropecheck.suites.judgements import JUDGEMENTS
 from ropecheck.suites.verdicts import Verdict, count
 
+from .policy import Policy, RequiredCell
+
 _STYLES = {"pass": "green", "fail": "bold red", "blocked": "yellow", "not-applicable": "dim"}
 _SHOWN_PER_CELL = 2
-
-
+_NOT_ASKED, _BLOCKED = "[dim]n/a[/]", "[yellow]blocked[/]"
 _COLUMNS = 7
+"""As many candidates as a table of judgements can stand beside one another."""
 
 
-def matrices(verdicts: Sequence[Verdict]) -> Iterator[Table]:
-    """Judgement x candidate, at most seven candidates to a table. A cell says, for each device, how many cases
-    passed, failed and were blocked."""
+def table(verdicts: Sequence[Verdict]) -> Table:
+    """How many cases passed, failed and were blocked: judgement x candidate where that fits, else a row for each
+    candidate and device, which says of a judgement only what is not all passed."""
     candidates = sorted({v.candidate for v in verdicts})
+    return _matrix(verdicts, candidates) if len(candidates) <= _COLUMNS else _rows(verdicts)
+
+
+def _matrix(verdicts: Sequence[Verdict], candidates: Sequence[str]) -> Table:
     devices = sorted({v.device for v in verdicts})
     cells: dict[tuple[str, str, str], list[Verdict]] = defaultdict(list)
     for v in verdicts:
         cells[v.judgement, v.candidate, v.device].append(v)
-    for start in range(0, len(candidates), _COLUMNS):
-        table = Table(show_lines=True)
-        table.add_column("cases passed", no_wrap=True)
-        shown = candidates[start : start + _COLUMNS]
-        for name in shown:
-            table.add_column(escape(name.replace("/", "/\n")), overflow="fold", min_width=10)
-        for judgement in (name for name in JUDGEMENTS if any(v.judgement == name for v in verdicts)):
-            table.add_row(judgement, *(_cell(cells, judgement, name, devices) for name in shown))
-        yield table
+    shown = Table(show_lines=True)
+    shown.add_column("cases passed", no_wrap=True)
+    for name in candidates:
+        shown.add_column(escape(name.replace("/", "/\n")), overflow="fold", min_width=10)
+    for judgement in (name for name in JUDGEMENTS if any(v.judgement == name for v in verdicts)):
+        shown.add_row(judgement, *(_cell(cells, judgement, name, devices) for name in candidates))
+    return shown
+
+
+def _rows(verdicts: Sequence[Verdict]) -> Table:
+    groups: dict[tuple[str, str], dict[str, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
+    for v in verdicts:
+        groups[v.candidate, v.device][v.judgement].append(v)
+    shown = Table()
+    shown.add_column("candidate", no_wrap=True)
+    shown.add_column("device")
+    shown.add_column("judgements\npassed", justify="right")
+    shown.add_column("cases\npassed", justify="right")
+    shown.add_column("judgements not passed", overflow="fold")
+    for (candidate, device), judgements in sorted(groups.items()):
+        whole = [name for name, found in judgements.items() if {v.verdict for v in found} == {"pass"}]
+        others = {name: _totals(found) for name, found in judgements.items() if name not in whole}
+        passed = sum(count(found)["pass"] for found in judgements.values())
+        shown.add_row(escape(candidate), device, str(len(whole)), str(passed), _together(others))
+    return shown
+
+
+def _together(totals: dict[str, str]) -> str:
+    """Judgements and what became of them, those that came to the same side by side; of the largest group, which no
+    one reads name by name where it was not asked or could not be, only that."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in JUDGEMENTS:
+        if name in totals:
+            alike[totals[name]].append(name)
+    parts: list[str] = []
+    for said, names in sorted(alike.items(), key=lambda group: len(group[1])):
+        last = len(parts) == len(alike) - 1
+        unasked = said in (_NOT_ASKED, _BLOCKED) and len(names) > 3
+        parts.append(f"{('the others' if parts else 'all') if last and unasked else ', '.join(names)} {said}")
+    return "; ".join(parts)
+
+
+def held_to(console: Console, policy: Policy, cells: Sequence[RequiredCell]) -> None:
+    """Print what became of the cells that a policy requires: those not met, and those that it allows to be blocked.
+    A permission's cells that were blocked for one reason share a line."""
+    for cell in cells:
+        if not cell.met:
+            console.print(f"[red]required[/] {escape(cell.cell)}: {cell.state}: {escape(cell.reason)}", highlight=False)
+    allowed: dict[str, list[str]] = defaultdict(list)
+    for cell in cells:
+        if cell.state == "permitted":
+            allowed[cell.reason].append(cell.cell)
+    for reason, names in allowed.items():
+        console.print(f"[yellow]allowed to be blocked[/] {escape(', '.join(names))}: {escape(reason)}", highlight=False)
+    passed = sum(cell.state == "passed" for cell in cells)
+    blocked = sum(map(len, allowed.values()))
+    unmet = len(cells) - passed - blocked
+    console.print(
+        f"policy {escape(policy.name)}: {len(cells)} cells required, {passed} passed, {blocked} allowed to be blocked, "
+        f"{unmet} not met",
+        style="red" if unmet else "green",
+    )
 
 
 def _cell(cells: dict[tuple[str, str, str], list[Verdict]], judgement: str, candidate: str, devices: list[str]) -> str:
@@ -53,9 +112,9 @@ def _totals(verdicts: Sequence[Verdict]) -> str:
     if set(totals) == {"pass"}:
         return f"[green]{totals['pass']}[/]"
     if set(totals) == {"not-applicable"}:
-        return "[dim]n/a[/]"
+        return _NOT_ASKED
     if set(totals) == {"blocked"} and not verdicts[0].dtype:
-        return "[yellow]blocked[/]"
+        return _BLOCKED
     return ", ".join(f"[{_STYLES[name]}]{n} {name}[/]" for name, n in totals.items())
 
 
@@ -97,7 +156,7 @@ def described(verdict: Verdict, specification: str) -> str:
 
 def element(worst: Any) -> list[str]:
     """The worst element on a few lines."""
-    places = ("sample", "token", "head", "lane", "channel", "position")
+    places = ("tensor", "sample", "token", "head", "lane", "channel", "position")
     where = [f"{name} {worst[name]}" for name in places if name in worst]
     lines = ["worst element: " + escape(", ".join(where))] if where else []
     if "inputs" in worst:
@@ -181,8 +240,7 @@ def summary(
     for text in failures(verdicts, specifications):
         # Unwrapped: a command that is broken over lines cannot be copied.
         console.print(text + "\n", highlight=False, soft_wrap=True)
-    for table in matrices(verdicts):
-        console.print(table)
+    console.print(table(verdicts))
     for line in (*pin_lines(pins), *blocked_reasons(verdicts)):
         console.print(line)
     failed = [v for v in verdicts if v.verdict == "fail"]

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from ropecheck.suites.cases import PLANS
 from ropecheck.suites.inventory import request
 from ropecheck.suites.judging import Selection
 from ropecheck.suites.verdicts import Verdict
 
 from .environment import python_command
+from .policy import Policy, PolicyError, RequiredCell
 
 SHIPPED = tuple(f"ropecheck.suites.adapters.{name}:CANDIDATES" for name in ("shipped", "diffusers", "transformers"))
 """What is judged where no candidate is named: our kernels, and the vendors' functions that contracts are pinned to."""
@@ -51,6 +53,26 @@ class Outcome:
     pins: list[dict[str, Any]] = field(default_factory=list)
 
 
+def held_to(selection: Selection, policy: Policy) -> Selection:
+    """The selection of a run under ``policy``: only the devices that it names, where none were chosen.
+
+    Raises :class:`PolicyError` where the policy names a plan and the selection leaves some of that plan's cases out.
+    """
+    if policy.plan:
+        if PLANS.index(selection.plan) < PLANS.index(policy.plan):
+            raise PolicyError(f"--plan {selection.plan} asks less than {policy.plan}, which policy {policy.name} asks")
+        for option, chosen in (("--dtype", selection.dtypes), ("--case", selection.cases)):
+            if chosen:
+                raise PolicyError(f"{option} leaves out cases of plan {policy.plan}, which policy {policy.name} asks")
+    return replace(selection, devices=selection.devices or policy.devices)
+
+
+def without_idle(run: Run, candidates: Sequence[dict[str, Any]], policy: Policy) -> Run:
+    """The run without the files of which ``policy`` requires no candidate; all of them where it requires none."""
+    needed = {c["specification"] for c in candidates if policy.requires(c["name"])}
+    return replace(run, specifications=tuple(s for s in run.specifications if s in needed) or run.specifications)
+
+
 def sessions_of(selection: Selection) -> Iterator[tuple[str, Selection]]:
     """(device, selection) of the sessions to run: Triton either interprets or compiles, for a whole process.
 
@@ -69,6 +91,7 @@ def environment_of(device: str) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTEST_ADDOPTS", "TRITON_INTERPRET")}
     # Workers share the processors: more threads than one each only get in each other's way.
     env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
     return env
@@ -177,20 +200,20 @@ def _completed(verdict: Verdict, outcome: Outcome, run: Run) -> Verdict:
     return replace(verdict, contract=contract, seed=run.seed)
 
 
-def exit_status(outcome: Outcome, selection: Selection, unmet: Sequence[Any] | None) -> int:
+def exit_status(outcome: Outcome, selection: Selection, required: Sequence[RequiredCell] | None) -> int:
     """0 everything required passed, 1 a fail, 3 something required was blocked or not run, 4 the oracle failed.
 
-    ``unmet`` are the cells that a policy requires and does not find passed; None without a policy, when what the
-    devices of this machine can run is required.
+    ``required`` are the cells of a policy; None without one, when what the devices of this machine can run is required.
     """
     if any("judge failed" in v.facts for v in outcome.verdicts):
         return 4
     if any(report["state"] == "unequal" for report in outcome.pins):
         return 4
-    if any(v.verdict == "fail" for v in outcome.verdicts) or any(not u.blocked for u in unmet or ()):
+    unmet = [cell for cell in required or () if not cell.met]
+    if any(v.verdict == "fail" for v in outcome.verdicts) or any(not cell.could_not_run for cell in unmet):
         return 1
-    if unmet is not None and not lost(outcome):
-        return 3 if unmet else 0
+    if required is not None:
+        return 3 if unmet or lost(outcome) else 0
     usable = {"cpu", *(["cuda"] if torch.cuda.is_available() else []), *selection.devices}
     absent = {c["name"] for c in outcome.candidates if c["unavailable"] and c["specification"] in SHIPPED}
     blocked = any(v.verdict == "blocked" and v.device in usable and v.candidate not in absent for v in outcome.verdicts)

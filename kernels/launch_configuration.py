@@ -24,12 +24,13 @@ class LaunchConfiguration:
     warps: int
 
     def fitted(self, sequence: int, heads: int) -> LaunchConfiguration:
-        """This configuration with a block no larger than ``sequence`` tokens and ``heads`` heads need."""
-        return LaunchConfiguration(
-            tokens=min(self.tokens, _next_power_of_two(sequence)),
-            heads=min(self.heads, _next_power_of_two(heads)),
-            warps=self.warps,
-        )
+        """This configuration with a block no larger than ``sequence`` tokens and ``heads`` heads need.
+
+        Tokens take the place of heads that are not there: of a smaller block each thread would move less than 16 bytes.
+        """
+        fitted_heads = min(self.heads, _next_power_of_two(heads))
+        tokens = self.tokens * (self.heads // fitted_heads)
+        return LaunchConfiguration(min(tokens, _next_power_of_two(sequence)), fitted_heads, self.warps)
 
 
 ONE_TOKEN = LaunchConfiguration(tokens=1, heads=32, warps=4)

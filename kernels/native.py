@@ -47,7 +47,8 @@ class NativeLibrary:
         """
         with self._lock:
             if self._error is not None:
-                raise self._error
+                # Its traceback would grow with every attempt, and keep the tensors of every caller alive.
+                raise self._error.with_traceback(None)
             if not self._loaded:
                 try:
                     self._check()
@@ -59,11 +60,13 @@ class NativeLibrary:
                 self._loaded = True
 
     def failure(self) -> str:
-        """Why the library cannot be used; empty where it can."""
+        """Why the library cannot be used, in one line; empty where it can."""
         try:
             self.load()
         except Exception as error:  # whatever the loader raises is the answer
-            return f"{type(error).__name__}: {error}"
+            # torch raises an OSError of its own, which says no more than the path, from that of the dynamic loader.
+            said = [f"{type(error).__name__}: {error}", *([f"({error.__cause__})"] if error.__cause__ else [])]
+            return " ".join(text.partition("\n")[0] for text in said)
         return ""
 
     @property

@@ -21,6 +21,7 @@ SOURCES = Path(__file__).parent / "cuda"
 COMPILED = ("rotation.cu", "operators.cpp")
 MODE_VARIABLE = "ROPECHECK_CUDA"
 MODES = ("require", "auto", "off")
+DEFAULT_TOOLKIT = Path("/usr/local/cuda")
 
 INTERFACE = 1
 """Counts the changes of what library and Python expect of each other: operator names, their arguments, the callback."""
@@ -155,10 +156,10 @@ def find_toolchain(python: str = sys.executable) -> Toolchain:
         CannotBuild: something is missing, too old or made for ROCm.
     """
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
-    places = [*(str(Path(home, "bin", "nvcc")) for home in homes), "nvcc", "/usr/local/cuda/bin/nvcc"]
+    places = [*(str(Path(home, "bin", "nvcc")) for home in homes), "nvcc", str(DEFAULT_TOOLKIT / "bin" / "nvcc")]
     nvcc = next((found for place in places if (found := shutil.which(place))), None)
     if nvcc is None:
-        raise CannotBuild("nvcc is not found, on PATH or under CUDA_HOME or /usr/local/cuda")
+        raise CannotBuild(f"nvcc is not found, on PATH or under CUDA_HOME or {DEFAULT_TOOLKIT}")
     said = _output([nvcc, "--version"])
     release = re.search(r"release (\d+)\.(\d+)", said)
     if release is None:
@@ -174,7 +175,10 @@ def find_toolchain(python: str = sys.executable) -> Toolchain:
 def _find_torch(python: str) -> Path:
     answer = json.loads(_output([python, "-I", "-c", TORCH_QUESTION]))
     if answer is None:
-        raise CannotBuild(f"torch, whose headers are needed, is not installed for {python}")
+        raise CannotBuild(
+            f"torch, whose headers are needed, is not installed for {python}; install it there first, and give "
+            "python -m build, which makes an environment without it, --no-isolation"
+        )
     if answer["hip"]:
         raise CannotBuild(f"torch {answer['version']} is made for ROCm, and the native library needs CUDA")
     numbers = re.match(r"(\d+)\.(\d+)", answer["version"])

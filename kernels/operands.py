@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from .overlap import overlap_each_other, overlaps_itself
 
@@ -25,10 +26,15 @@ def check_call(activations: tuple[tuple[str, Tensor], ...], cos: Tensor, sin: Te
     Raises:
         TypeError: an operand is no tensor.
         ValueError: an unknown pairing, or a table that requires grad while gradients are recorded.
+        NotImplementedError: an operand has a tangent of forward-mode differentiation.
     """
+    eager = not torch.compiler.is_compiling()
     for name, operand in (*activations, ("cos", cos), ("sin", sin)):
         if not isinstance(operand, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(operand).__name__}")
+        # An operator of torch.library drops the tangent of a tensor that does not require grad, silently.
+        if eager and unpack_dual(operand).tangent is not None:  # type: ignore[no-untyped-call]
+            raise NotImplementedError(f"{name}: forward-mode derivatives are not computed; use reverse mode")
     if pairing not in ("adjacent", "half-split"):
         raise ValueError(f"pairing: expected 'adjacent' or 'half-split', got {pairing!r}")
     for name, table in (("cos", cos), ("sin", sin)):

@@ -11,7 +11,7 @@ autograd returns is part of it: several round once forward and three times backw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -41,6 +41,32 @@ class Recipe:
 
     name: str
     steps: tuple[Step, ...]
+
+    def with_roundings_elided(self) -> tuple[Recipe, ...]:
+        """Every recipe that a compiler may make of this one by leaving out intermediate roundings, itself first.
+
+        A compiler that fuses several operations keeps what lies between them in fp32: a product that is rounded to
+        the activation dtype may lose that rounding, which then leaves it open to contraction. The rounding of a sum
+        to the activation dtype is the output's own, and nothing is lost with it. Each output is made of two products
+        of its own, so the choices for the first and for the second product of both outputs are all that an element
+        can tell apart. A recipe that has no such rounding has no other form.
+        """
+        sums = [step for step in self.steps if step.op != "mul" and step.right != "zero"]
+        if all(step.dtype == "float32" for step in sums):
+            return (self,)
+        first, second = {step.left for step in sums}, {step.right for step in sums}
+
+        def without(products: set[str], which: str) -> Recipe:
+            kept = {step.out for step in self.steps if step.op == "mul"} - products
+            steps = tuple(step if step.out in kept else replace(step, dtype="float32") for step in self.steps)
+            return Recipe(f"{self.name}, {which} not rounded", steps)
+
+        return (
+            self,
+            without(first, "first product"),
+            without(second, "second product"),
+            without(first | second, "products"),
+        )
 
 
 _Dtype = Literal["float32", "activation"]

@@ -112,12 +112,26 @@ class Comparison:
         return self.unlike.get(SEPARATE, 0)
 
 
-def compare(rotation: Rotation, got: Tensor, *, samples: int = 128, seed: int = 0, worst: int = 8) -> Comparison:
-    """Hold ``got`` [B, S, H, D] against ``rotation``, drawing ``samples`` pairs (two points each) for certification."""
+def compare(
+    rotation: Rotation,
+    got: Tensor,
+    *,
+    samples: int = 128,
+    seed: int = 0,
+    worst: int = 8,
+    missed: Tensor | None = None,
+) -> Comparison:
+    """Hold ``got`` [B, S, H, D] against ``rotation``, drawing ``samples`` pairs (two points each) for certification.
+
+    ``missed``, a bool tensor like ``got``, is made true at the rotated elements that are not members and false at
+    every other: where one of several recipes has to admit an element, their masks are intersected.
+    """
     x = rotation.x
     if got.shape != x.shape or got.dtype != x.dtype:
         raise ValueError(f"got must be {x.dtype} {tuple(x.shape)} like x, not {got.dtype} {tuple(got.shape)}")
     result = Comparison()
+    if missed is not None:
+        missed.fill_(False)
     lanes = rotation.cos.shape[-1]
     pairs = x.shape[0] * x.shape[1] * x.shape[2] * lanes
     drawn = torch.randint(max(1, pairs), (samples,), generator=torch.Generator().manual_seed(seed))
@@ -127,13 +141,18 @@ def compare(rotation: Rotation, got: Tensor, *, samples: int = 128, seed: int = 
         sets = admissible(rotation.recipe, *operands, x.dtype)
         here = got[block.batch, block.tokens, :, : rotation.rotary_dim]
         outputs = [half.reshape(-1) for half in rotation.pairing.split(here)]
+        if missed is not None:
+            outside = [~members.contains(values) for members, values in zip(sets, outputs, strict=True)]
+            shape = (*here.shape[:-1], lanes)
+            joined = rotation.pairing.join(*(mask.reshape(shape) for mask in outside))
+            missed[block.batch, block.tokens, :, : rotation.rotary_dim] = joined
         _tally(result, sets, outputs)
         chosen = drawn[(drawn >= before) & (drawn < before + block.pairs)] - before
         for name, members, values in zip(("y0", "y1"), sets, outputs, strict=True):
             numbers = _Numbers(name, *operands, members, values)
-            if result.outside and bool((missed := ~members.contains(values)).any()):
+            if result.outside and bool((not_members := ~members.contains(values)).any()):
                 # A member of no class (a NaN, say) counts as outside though no distance is defined.
-                rank = torch.where(missed, members.outside_by(values) + 1, 0)
+                rank = torch.where(not_members, members.outside_by(values) + 1, 0)
                 top = rank.topk(min(worst, rank.numel()))
                 result.worst += block.points(top.indices[top.values > 0], numbers)
             widest = (members.high - members.low).argmax().reshape(1)

@@ -17,7 +17,7 @@ from ropecheck.oracle.rotation import Rotation
 
 from .candidates import DTYPES, Candidate
 from .payloads import PAYLOADS, Slots
-from .views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
+from .views import FAR_X_VIEWS, STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
 
 PLANS = ("smoke", "standard", "full")
 
@@ -91,6 +91,7 @@ class Case:
         given, own, claims = self.inputs, self.contract, set()
         if (
             given.x_view in STRIDED_X_VIEWS
+            or given.x_view in FAR_X_VIEWS
             or given.table_view in STRIDED_TABLE_VIEWS
             or given.sin_view in STRIDED_TABLE_VIEWS
             or given.k_view in STRIDED_X_VIEWS
@@ -172,6 +173,12 @@ def build(case: Case, seed: int) -> Operands:
         sin_view(sin.to(case.device)),
         X_VIEWS[given.gradient_view](gradient),
     )
+
+
+def elsewhere(case: Case) -> Case:
+    """``case`` at other positions, so that a table which was kept shows."""
+    positions = "far" if case.inputs.positions == "ramp" else "ramp"
+    return replace(case, inputs=replace(case.inputs, positions=positions))
 
 
 def positions_of(own: Contract, given: Inputs) -> Tensor:

@@ -112,26 +112,56 @@ def derivatives(
     k_view: str = "",
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(outputs, gradients) by autograd, as the candidate returns them: of x, or of q and of k."""
-    given = parts(candidate, x, k_view)
-    leaves = tuple(part.detach().requires_grad_() for part in given)
-    with torch.enable_grad():
-        results = _checked("run", _run("run", candidate.run, leaves, cos, sin, conjugate), given)
-    if not all(y.requires_grad for y in results):
-        raise CandidateFault("run returns a tensor without gradient for an x that requires one")
-
-    def backward() -> Any:
-        return torch.autograd.grad(results, leaves, parts(candidate, gradient, k_view))
-
-    name = "the backward of run"
-    gradients = _checked(name, _guarded(name, backward), given)
+    leaves, results = recorded(candidate, x, cos, sin, conjugate=conjugate, k_view=k_view)
+    gradients = pulled_back(results, leaves, divided(candidate, gradient, k_view))
     return tuple(y.detach() for y in results), tuple(g.detach() for g in gradients)
+
+
+def recorded(
+    candidate: Candidate,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    conjugate: bool = False,
+    k_view: str = "",
+    wanted: tuple[bool, ...] = (True, True),
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """(leaves, outputs) of a call that autograd records; of x, or of q and k, those ``wanted`` require grad.
+
+    Raises :class:`CandidateFault` where the output of one that does has no graph.
+    """
+    given = parts(candidate, x, k_view)
+    leaves = tuple(part.detach().requires_grad_(want) for part, want in zip(given, wanted, strict=False))
+    results = applied(candidate, leaves, cos, sin, conjugate=conjugate)
+    if not all(y.requires_grad or not leaf.requires_grad for y, leaf in zip(results, leaves, strict=True)):
+        raise CandidateFault("run returns a tensor without gradient for an x that requires one")
+    return leaves, results
+
+
+def applied(
+    candidate: Candidate, given: tuple[Tensor, ...], cos: Tensor, sin: Tensor, *, conjugate: bool = False
+) -> tuple[Tensor, ...]:
+    """The outputs of ``run`` for the very tensors ``given`` (:func:`parts`), with the graph that autograd records."""
+    with torch.enable_grad():
+        return _checked("run", _run("run", candidate.run, given, cos, sin, conjugate), given)
+
+
+def pulled_back(
+    results: tuple[Tensor, ...], leaves: tuple[Tensor, ...], gradients: tuple[Tensor, ...], **keywords: bool
+) -> tuple[Tensor, ...]:
+    """``torch.autograd.grad`` with ``keywords``; what comes out must fit the leaves. Raises :class:`CandidateFault`."""
+    name = "the backward of run"
+    pulled = guarded(name, lambda: torch.autograd.grad(results, leaves, gradients, **keywords))
+    return _checked(name, pulled if len(leaves) > 1 else pulled[0], leaves)
 
 
 def as_function(candidate: Candidate, *, conjugate: bool = False) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """``function(x, cos, sin) -> y`` that only calls the candidate, for compilers, exporters and graphs.
 
-    Nothing is checked. A pair is given slices of x and its outputs are put together, a candidate that works in place
-    a copy: operations that move values and compute none.
+    Nothing is checked. A pair is given parts of x (contiguous copies where it does not claim ``strided``) and its
+    outputs are put together, a candidate that works in place is given a copy: operations that move values and compute
+    none.
     """
     keywords = {"conjugate": True} if conjugate else {}
 
@@ -140,9 +170,12 @@ def as_function(candidate: Candidate, *, conjugate: bool = False) -> Callable[[T
         if candidate.family == "rotate":
             result = candidate.run(x, cos, sin, **keywords)
             return x if result is None else result
-        q, k = x[:, :, : heads_of_q(x.shape[2])], x[:, :, heads_of_q(x.shape[2]) :]
+        # Not two slices: their backward is a sum, which is no longer a move of values.
+        q, k = torch.split(x, [heads_of_q(x.shape[2]), x.shape[2] - heads_of_q(x.shape[2])], dim=2)
+        if "strided" not in candidate.provides:
+            q, k = (part.clone(memory_format=torch.contiguous_format) for part in (q, k))
         results = candidate.run(q, k, cos, sin, **keywords)
-        return x if results is None else torch.cat(tuple(results), dim=2)
+        return torch.cat((q, k) if results is None else tuple(results), dim=2)
 
     return function
 
@@ -160,9 +193,16 @@ def parts(candidate: Candidate, x: Tensor, k_view: str = "") -> tuple[Tensor, ..
     """
     if candidate.family == "rotate":
         return (x,)
-    q, k = x[:, :, : heads_of_q(x.shape[2])], x[:, :, heads_of_q(x.shape[2]) :]
     if "strided" not in candidate.provides:
-        return q.clone(memory_format=torch.contiguous_format), k.clone(memory_format=torch.contiguous_format)
+        return tuple(part.clone(memory_format=torch.contiguous_format) for part in divided(candidate, x))
+    return divided(candidate, x, k_view)
+
+
+def divided(candidate: Candidate, x: Tensor, k_view: str = "") -> tuple[Tensor, ...]:
+    """As :func:`parts`, views in any case: for incoming gradients, whose layout is autograd's and nobody's claim."""
+    if candidate.family == "rotate":
+        return (x,)
+    q, k = x[:, :, : heads_of_q(x.shape[2])], x[:, :, heads_of_q(x.shape[2]) :]
     return (q, X_VIEWS[k_view](k).view) if k_view else (q, k)
 
 
@@ -186,7 +226,8 @@ def _called(
     with torch.no_grad():
         result = _run(name, function, given, cos, sin, conjugate)
     if candidate.in_place:
-        result = _in_place(name, result, given)
+        written = _in_place(name, result, given)
+        result = written if len(written) > 1 else written[0]
     return tuple(y.detach() for y in _checked(name, result, given))
 
 
@@ -200,10 +241,15 @@ def _run(
     name: str, function: Callable[..., Any], given: tuple[Tensor, ...], cos: Tensor, sin: Tensor, conjugate: bool
 ) -> Any:
     keywords = {"conjugate": True} if conjugate else {}
-    return _guarded(name, lambda: function(*given, cos, sin, **keywords))
+    return guarded(name, lambda: function(*given, cos, sin, **keywords))
 
 
-def _guarded(name: str, call: Callable[[], Any]) -> Any:
+def guarded(name: str, call: Callable[[], Any]) -> Any:
+    """What ``call``, code of the candidate's that ``name`` describes, returns.
+
+    Whatever it raises is (the cause of) a :class:`CandidateFault`, and so is a change of the process's state; out of
+    memory passes through.
+    """
     before = Surroundings.now()
     try:
         result = call()
@@ -218,7 +264,7 @@ def _guarded(name: str, call: Callable[[], Any]) -> Any:
             raise
         raise CandidateFault(f"{name} raised {described(error)}") from None
     except BaseException as error:
-        raise CandidateFault(f"{name} raised {described(error)}") from None
+        raise CandidateFault(f"{name} raised {described(error)}") from error
     finally:
         changed = before.restore()
     if changed:
@@ -228,13 +274,11 @@ def _guarded(name: str, call: Callable[[], Any]) -> Any:
 
 def _checked(name: str, result: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """``result`` as one output for each of ``given``, each of its shape, dtype and device."""
-    if len(given) == 1 and isinstance(result, Tensor):
-        result = (result,)
-    if len(given) > 1 and (not isinstance(result, (tuple, list)) or len(result) != len(given)):
+    if len(given) == 1:
+        return (_checked_one(name, result, given[0], "x"),)
+    if not isinstance(result, (tuple, list)) or len(result) != len(given):
         raise CandidateFault(f"{name} returned {printable(type(result).__name__)}, not the two tensors of q and k")
-    names = ("x",) if len(given) == 1 else ("q", "k")
-    results = result if isinstance(result, (tuple, list)) and len(result) == len(given) else (result,)
-    return tuple(_checked_one(name, r, like, of) for r, like, of in zip(results, given, names, strict=True))
+    return tuple(_checked_one(name, r, like, of) for r, like, of in zip(result, given, ("q", "k"), strict=True))
 
 
 def _checked_one(name: str, result: Any, like: Tensor, of: str) -> Tensor:

@@ -70,8 +70,10 @@ def questions(candidate: Candidate, selection: Selection) -> Iterator[Case | Una
             if judgement.claim is not None and judgement.claim not in candidate.provides:
                 reason = f"the candidate does not claim {judgement.claim}"
                 asked = iter([Unasked(judgement.name, device, "not-applicable", reason)])
-            elif blocked:
-                asked = iter([Unasked(judgement.name, device, "blocked", blocked)])
+            elif device in judgement.not_on:
+                asked = iter([Unasked(judgement.name, device, "not-applicable", judgement.not_on[device])])
+            elif lack := blocked or judgement.lacking():
+                asked = iter([Unasked(judgement.name, device, "blocked", lack)])
             else:
                 asked = (
                     case

@@ -14,6 +14,8 @@ from torch import Tensor
 
 _GUARD_BYTE = 0x5A
 _GUARD_ELEMENTS = 64
+FAR = 2**31
+"""Elements: the offsets from here on do not fit into a signed 32-bit number."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,19 @@ class Placed:
     def changed_bytes(self) -> int:
         """How many bytes of the storage, guard bands included, are not as they were."""
         return int((self.storage != self.before).sum())
+
+
+@dataclass(frozen=True)
+class FarApart(Placed):
+    """A view over more memory than a copy is kept of: ``before`` holds the values alone, which are all it watches."""
+
+    def as_given(self) -> Tensor:
+        return self.before
+
+    def changed_bytes(self) -> int:
+        """How many bytes of the values are not as they were."""
+        now, before = (t.contiguous().view(torch.uint8) for t in (self.view, self.before))
+        return int((now != before).sum())
 
 
 def place(values: Tensor, order: tuple[int, ...], steps: tuple[int, ...], offset: int = 0, room: int = 0) -> Placed:
@@ -70,6 +85,30 @@ def _at_the_end(values: Tensor) -> Placed:
     return Placed(view, raw.view(torch.uint8).clone())
 
 
+def far_apart(values: Tensor, dimension: int, far: int = FAR) -> FarApart:
+    """``values`` with ``far`` elements and some more from one index of ``dimension`` to the next.
+
+    Of the memory in between, which nobody else writes, only this is written: NaN wherever a kernel comes to whose
+    offsets, in elements or in bytes, are 32 bits wide, signed or not. All of it belongs to the allocation, so that
+    such a kernel returns a wrong result and breaks nothing.
+    """
+    strides = [1] * values.dim()
+    for d in reversed(range(values.dim() - 1)):
+        strides[d] = strides[d + 1] * values.shape[d + 1]
+    strides[dimension] = far + 2 * values.numel()
+    reach = strides[dimension] * (values.shape[dimension] - 1) + values.numel()
+    raw = torch.empty(far + reach, dtype=values.dtype, device=values.device)
+    one = values.select(dimension, 0)
+    inner = [stride for d, stride in enumerate(strides) if d != dimension]
+    for offset in (index * strides[dimension] for index in range(1, values.shape[dimension])):
+        for wrapped in (offset - 2 * far, offset - far):
+            if -far <= wrapped:
+                raw.as_strided(one.shape, inner, far + wrapped).fill_(float("nan"))
+    view = raw.as_strided(values.shape, strides, far)
+    view.copy_(values)
+    return FarApart(view, values.clone(memory_format=torch.contiguous_format))
+
+
 View = Callable[[Tensor], Placed]
 
 # x, gradients: dimensions are batch 0, sequence 1, head 2, channel 3.
@@ -94,7 +133,13 @@ X_VIEWS: dict[str, View] = {
 }
 
 STRIDED_X_VIEWS = tuple(name for name in X_VIEWS if name != "contiguous")
-"""The views that only a candidate which claims ``strided`` is given."""
+"""The views that only a candidate which claims ``strided`` is given, as those of :data:`FAR_X_VIEWS` are."""
+
+# x again, in two cases of their own: the memory between is 8 GiB in 16 bits.
+FAR_X_VIEWS: dict[str, View] = {
+    "samples-far-apart": lambda x: far_apart(x, 0),
+    "tokens-far-apart": lambda x: far_apart(x, 1),
+}
 
 # Tables: the last two dimensions are sequence and lane, before them the batch or nothing.
 TABLE_VIEWS: dict[str, View] = {

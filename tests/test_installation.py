@@ -1,4 +1,4 @@
-"""The files that `make` installs by: the constraints agree with pyproject.toml, and the Makefile fails closed."""
+"""What installs: the constraints agree with pyproject.toml, and Makefile and setup.py fail closed."""
 
 from __future__ import annotations
 
@@ -69,9 +69,11 @@ def test_the_classifiers_are_the_pythons_that_the_constraints_serve(project: dic
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """As much of a checkout as an installation reads."""
-    for name in ("Makefile", "pyproject.toml"):
+    for name in ("Makefile", "pyproject.toml", "setup.py", "kernels/native_build.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "constraints", tmp_path / "constraints")
+    for name in ("constraints", "kernels/cuda"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -107,18 +109,105 @@ def test_a_missing_python_is_named(checkout: Path) -> None:
     assert "'no-such-python' is not found" in done.stderr
 
 
-def test_a_failed_installation_is_not_taken_for_done(checkout: Path) -> None:
-    """After an installation that failed the next run installs again; after one that did not, it does not."""
-    stub = "mkdir -p .venv/bin; cp installer .venv/bin/python; cp tool .venv/bin/ropecheck"
-    python = _interpreter(checkout / "python", f'case "$1" in -c) exit 0;; -m) {stub};; esac')
+@pytest.fixture
+def stub(checkout: Path) -> str:
+    """A Python whose virtual environments have a pip that notes what it is asked for, and the tools that make runs."""
+    tools = "cp tool .venv/bin/ropecheck; cp tool .venv/bin/ruff; cp tool .venv/bin/pytest"
     _interpreter(checkout / "tool", 'echo ran "$@"')
+    _interpreter(checkout / "installer", 'echo "$@" >> log')
+    made = f"mkdir -p .venv/bin; cp installer .venv/bin/python; {tools}"
+    return _interpreter(checkout / "python", f'case "$1" in -c) exit 0;; -m) {made};; esac')
+
+
+def _installations(checkout: Path) -> list[str]:
+    """What pip was asked for, a line for each call."""
+    log = checkout / "log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def test_a_failed_installation_is_not_taken_for_done(checkout: Path, stub: str) -> None:
+    """After an installation that failed the next run installs again; after one that did not, it does not."""
     _interpreter(checkout / "installer", "exit 1")
-    assert _make(checkout, "verify", python).returncode != 0
+    assert _make(checkout, "verify", stub).returncode != 0
     assert not (checkout / ".venv" / "installed").exists()
     _interpreter(checkout / "installer", "echo pip >> log")
-    first = _make(checkout, "verify", python)
+    first = _make(checkout, "verify", stub)
     assert first.returncode == 0, first.stderr
     assert "ran verify --plan standard --out report" in first.stdout
-    installations = (checkout / "log").read_text()
-    assert _make(checkout, "verify", python).returncode == 0
-    assert (checkout / "log").read_text() == installations
+    before = _installations(checkout)
+    assert before
+    assert _make(checkout, "verify", stub).returncode == 0
+    assert _installations(checkout) == before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["kernels/cuda/rotation.h", "kernels/cuda/another.cuh", "kernels/native_build.py", "setup.py", "pyproject.toml"],
+)
+def test_what_the_native_library_is_made_of_is_installed_again(checkout: Path, stub: str, changed: str) -> None:
+    """A changed or new source leads to another installation, which builds the library; one is enough."""
+    assert _make(checkout, "test", stub).returncode == 0
+    before = len(_installations(checkout))
+    stamp = (checkout / ".venv" / "installed").stat().st_mtime
+    (checkout / changed).touch()
+    os.utime(checkout / changed, (stamp + 1, stamp + 1))
+    assert _make(checkout, "test", stub).returncode == 0
+    assert len(_installations(checkout)) == 2 * before
+    os.utime(checkout / ".venv" / "installed", (stamp + 2, stamp + 2))
+    assert _make(checkout, "test", stub).returncode == 0
+    assert len(_installations(checkout)) == 2 * before
+
+
+def test_torch_is_installed_before_the_package(checkout: Path, stub: str) -> None:
+    """The native library is built with its headers, and pip would install it after the package is built."""
+    assert _make(checkout, "test", stub).returncode == 0
+    names = [line.split()[-1] for line in _installations(checkout)]
+    assert names[-2:] == ["torch", ".[triton,flint,vendors]"]
+    assert all("--constraint constraints/constraints.txt" in line for line in _installations(checkout)[-2:])
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "given", "mode"), [(True, None, "require"), (False, None, "none"), (True, "off", "off")], ids=str
+)
+def test_ci_requires_the_native_library_where_nvcc_is(nvcc: bool, given: str | None, mode: str, tmp_path: Path) -> None:
+    """Unless another mode was asked for; without nvcc nothing is demanded."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in ("bash", "env", "dirname"):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    _interpreter(tools / "make", 'echo "$* with ${ROPECHECK_CUDA:-none} in $PWD"')
+    if nvcc:
+        _interpreter(tools / "nvcc", "")
+    environment = {"PATH": str(tools)} | ({} if given is None else {"ROPECHECK_CUDA": given})
+    done = subprocess.run([tmp_path / ".ci" / "run"], cwd="/", env=environment, capture_output=True, text=True)
+    assert done.stdout == f"test with {mode} in {tmp_path}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "said"),
+    [
+        ("auto", 0, "ropecheck: the native library is left out: nvcc failed with exit status 7: error: no such GPU"),
+        ("require", 1, "error: ROPECHECK_CUDA=require, and the native library cannot be built: nvcc failed with exit "),
+        ("off", 0, "ropecheck: the native library is left out: ROPECHECK_CUDA=off"),
+        ("nonsense", 1, "error: ROPECHECK_CUDA: expected 'require', 'auto' or 'off', got 'nonsense'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["build_native", "build"])
+def test_a_build_whose_compiler_fails(checkout: Path, command: str, mode: str, status: int, said: str) -> None:
+    """auto goes on without the library and prints the reason, require fails with it; a misspelt mode is refused."""
+    # No package: the library's step alone is asked.
+    (checkout / "pyproject.toml").write_text(
+        '[project]\nname = "empty"\nversion = "0"\n[tool.setuptools]\npackages = []\n'
+    )
+    (checkout / "toolkit" / "bin").mkdir(parents=True)
+    script = 'case "$1" in --version) echo release 13.0,;; *) echo "error: no such GPU" >&2; exit 7;; esac'
+    _interpreter(checkout / "toolkit" / "bin" / "nvcc", script)
+    environment = os.environ | {"CUDA_HOME": str(checkout / "toolkit"), "ROPECHECK_CUDA": mode, "NVCC_CCBIN": "sh"}
+    done = subprocess.run(
+        [sys.executable, "setup.py", command], cwd=checkout, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == status, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith(said)], done.stderr
+    assert list(checkout.rglob("*.so*")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,15 +18,19 @@ from pathlib import Path
 
 import pytest
 
+from ropecheck.kernels.native_build import CannotBuild, find_toolchain
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("oracle", "kernels", "suites", "ci")
-LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "*.egg-info", "__pycache__", "build", "report")
+LEFT_OUT: tuple[str, ...] = (".git", ".venv", ".*_cache", ".hypothesis", "*.egg-info", "__pycache__", "*.so")
+LEFT_OUT += ("build", "report", "report-gpu", "report-sanitizer")
+LIBRARY = "kernels/libropecheck_cuda.so"
 OPTIONAL = ("triton", "diffusers", "transformers", "flint")
 
 # One worker builds and installs; the tests of this file wait for it together.
 pytestmark = pytest.mark.xdist_group("packaging")
 
-CANDIDATE = '''
+CANDIDATE = """
 from ropecheck.suites import Candidate
 import torch
 
@@ -36,20 +41,19 @@ def rotate(x, cos, sin):
     return turned.flatten(-2).to(x.dtype)
 
 CANDIDATES = [Candidate(name="{name}", contract="qwen-image", run=rotate, devices=("cpu",))]
-'''
+"""
 
 
 @dataclass(frozen=True)
 class Archives:
-    """The source distribution and the wheel, built from a copy of the tree."""
+    """The source distribution, built from a copy of the tree, and of it the wheel without the native library."""
 
     sdist: Path
     wheel: Path
 
     def files(self) -> list[str]:
         """Names in the wheel."""
-        with zipfile.ZipFile(self.wheel) as archive:
-            return archive.namelist()
+        return _names(self.wheel)
 
 
 @dataclass(frozen=True)
@@ -88,26 +92,65 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
     folder = tmp_path_factory.mktemp("archives")
     # A copy, since a build writes into the tree. The wheel is made from the source distribution.
     shutil.copytree(ROOT, folder / "tree", ignore=shutil.ignore_patterns(*LEFT_OUT))
-    _check([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(folder / "tree")])
+    # What an editable installation leaves beside the modules belongs into neither archive.
+    (folder / "tree" / LIBRARY).write_bytes(b"of other sources")
+    _build(folder / "tree", folder, ROPECHECK_CUDA="off")
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return Archives(sdist, wheel)
 
 
 @pytest.fixture(scope="session")
-def installation(archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+def native_wheel(archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the source distribution gives where the native library is required.
+
+    Where it cannot be built the test fails if ``ROPECHECK_CUDA`` requires it here too, and is skipped if not.
+    """
+    try:
+        find_toolchain()
+    except CannotBuild as error:
+        if os.environ.get("ROPECHECK_CUDA") == "require":
+            pytest.fail(f"ROPECHECK_CUDA=require, and the native library cannot be built: {error}", pytrace=False)
+        pytest.skip(f"the native library cannot be built: {error}")
+    folder = tmp_path_factory.mktemp("native")
+    shutil.unpack_archive(archives.sdist, folder)
+    (tree,) = folder.iterdir()
+    _build(tree, folder, "--wheel", ROPECHECK_CUDA="require")
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def installation(
+    archives: Archives, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Installation:
+    """With the native library where this machine can build it."""
+    wheel = archives.wheel
+    with contextlib.suppress(CannotBuild):
+        find_toolchain()
+        wheel = request.getfixturevalue("native_wheel")
     made = Installation(tmp_path_factory.mktemp("installation") / "venv")
     venv.create(made.directory, with_pip=False)
     # The dependencies are gigabytes, so they are taken from this environment. Python does not follow the .pth files
     # of a folder that a .pth file names: an editable installation there stays out.
     (made.packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = [sys.executable, "-m", "pip", "--python", str(made.python), "install", "--quiet", "--no-deps", "--no-index"]
-    _check([*pip, "--ignore-installed", str(archives.wheel)])
+    _check([*pip, "--ignore-installed", str(wheel)])
     return made
 
 
-def _check(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+def _build(tree: Path, into: Path, *options: str, **variables: str) -> None:
+    # Not isolated: torch, whose headers the library needs, is that of this environment.
+    _check([sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(into), str(tree)], **variables)
+
+
+def _check(command: Sequence[str], **variables: str) -> None:
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
 
 
 def test_the_licence_is_in_both_archives(archives: Archives) -> None:
@@ -133,20 +176,66 @@ def test_the_wheel_holds_the_packages_and_nothing_else(archives: Archives) -> No
         f"ropecheck/{path.relative_to(ROOT)}"
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
     installed = {name for name in archives.files() if ".dist-info/" not in name}
     assert installed == sources
     assert {f"ropecheck/{package}/py.typed" for package in PACKAGES} <= installed
     assert "ropecheck/oracle/pins.json" in installed
+    assert "ropecheck/kernels/cuda/rotation.cu" in installed
+
+
+def test_a_native_wheel_holds_the_library_more(archives: Archives, native_wheel: Path) -> None:
+    """Beside the modules, and nothing else; it is for this platform and every Python, the other wheel for any."""
+    assert {name for name in _names(native_wheel) if ".dist-info/" not in name} - set(archives.files()) == {
+        f"ropecheck/{LIBRARY}"
+    }
+    here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    for wheel, platform, pure in ((native_wheel, here, "false"), (archives.wheel, "any", "true")):
+        assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (stated,) = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
+            lines = archive.read(stated).decode().splitlines()
+        assert f"Tag: py3-none-{platform}" in lines
+        assert f"Root-Is-Purelib: {pure}" in lines
+
+
+def test_the_installed_library_can_be_used(native_wheel: Path, installation: Installation, tmp_path: Path) -> None:
+    """In another environment and outside the checkout it is found beside the modules, and loads."""
+    code = "from ropecheck.kernels.native import NATIVE; print(NATIVE.path); print(NATIVE.failure() or 'none')"
+    done = installation.run(str(installation.python), "-c", code, cwd=tmp_path)
+    assert done.stdout.splitlines() == [str(installation.packages / "ropecheck" / LIBRARY), "none"], done.stderr
+
+
+def test_an_installed_package_without_the_library_says_so(archives: Archives, tmp_path: Path) -> None:
+    """The wheel without it imports and rotates on the CPU; the native backend is refused with the reason."""
+    with zipfile.ZipFile(archives.wheel) as archive:
+        archive.extractall(tmp_path)
+    code = (
+        "import torch; from ropecheck.kernels import multi_axis_rope\n"
+        "x, table = torch.ones(1, 2, 3, 4), torch.ones(2, 2)\n"
+        "print(multi_axis_rope(x, table, table).sum().item())\n"
+        "multi_axis_rope(x, table, table, backend='cuda')"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path.append({sysconfig.get_path('purelib')!r})\n{code}"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout == "24.0\n", done.stderr
+    refusal = f"FileNotFoundError: the native library {tmp_path / 'ropecheck' / LIBRARY} does not exist; install again"
+    assert refusal in done.stderr.splitlines()[-1]
 
 
 def test_the_source_distribution_can_be_tested(archives: Archives) -> None:
-    """It carries the tests, the constraints and the Makefile that runs them."""
+    """It carries the tests, the constraints, the Makefile that runs them, and the sources of the native library."""
     with tarfile.open(archives.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"Makefile", "pyproject.toml", "constraints/constraints.txt", "tests/test_packaging.py"} <= names
-    assert {str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("*.py")} <= names
+    for folder, patterns in (("tests", ("*.py", "*.cpp")), ("kernels/cuda", ("*",))):
+        wanted = {str(p.relative_to(ROOT)) for pattern in patterns for p in (ROOT / folder).rglob(pattern)}
+        assert wanted <= names
+        assert wanted
+    assert {"setup.py", ".ci/run"} <= names
+    assert [name for name in names if name.endswith(".so")] == []
 
 
 def test_only_ropecheck_is_installed_at_the_top_level(installation: Installation) -> None:
@@ -195,6 +284,16 @@ def test_the_command_explains_itself(installation: Installation, command: list[s
     done = installation.run(*command, "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verify" in done.stdout
+
+
+def test_the_policies_are_installed(archives: Archives, installation: Installation, tmp_path: Path) -> None:
+    """A shipped policy is found by its name outside the checkout, and refuses a machine without a GPU."""
+    assert "ropecheck/ci/policies/gpu.toml" in archives.files()
+    bare = {"CUDA_VISIBLE_DEVICES": ""}
+    done = installation.run("ropecheck", "verify", "--policy", "gpu", "--out", "report", cwd=tmp_path, **bare)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "policy gpu needs an NVIDIA GPU" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_the_optional_packages(installation: Installation, tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ inline Dtype activation_dtype(const std::string& name, const Tensor& x) {
 inline void check_operands(const std::string& name, const Tensor& x, const Tensor& cos, const Tensor& sin) {
   require(x.dim() == 4, name + ": expected 4 dimensions [B, S, H, D], got shape " + shape_text(x));
   activation_dtype(name, x);
-  require(x.is_cuda(), name + ": expected a cuda tensor, got one on " + device_name(x));
   for (const Tensor* table : {&cos, &sin}) {
     const std::string table_name = table == &cos ? "cos" : "sin";
     require(table->dim() == 2 || table->dim() == 3,
@@ -118,6 +117,11 @@ inline void check_pair(const Tensor& q, const Tensor& k) {
   }
   require(k.size(2) <= kMaxHeads,
           "k: expected at most " + std::to_string(kMaxHeads) + " heads, got " + std::to_string(k.size(2)));
+}
+
+// Asked last: tensors of another device are refused for everything else as well, without a GPU.
+inline void require_cuda(const std::string& name, const Tensor& x) {
+  require(x.is_cuda(), name + ": expected a cuda tensor, got one on " + device_name(x));
 }
 
 // What sizes and strides show at a glance; the public Python function asks for every other overlap too.

@@ -57,7 +57,7 @@ Tensor contiguous_like(const Tensor& x) {
   const std::array<std::int64_t, 4> strides{sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1};
   AtenTensorHandle made = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, sizes.data(), strides.data(), dtype_code(x),
-                                                         aoti_torch_device_type_cuda(), x.get_device_index(), &made));
+                                                  aoti_torch_device_type_cuda(), x.get_device_index(), &made));
   return Tensor(made);
 }
 
@@ -101,6 +101,7 @@ Tensor multi_axis_rope(Tensor x, Tensor cos, Tensor sin, bool half_split, bool c
   const Text direction_text(direction);
   const Text reason_text(reason);
   check_operands("x", x, cos, sin);
+  require_cuda("x", x);
   Tensor y = contiguous_like(x);
   rotate(x, activations(x, y), Activations{}, cos, sin,
          {"multi_axis_rope_cuda", half_split, conjugate, direction_text, reason_text});
@@ -113,6 +114,7 @@ std::tuple<Tensor, Tensor> multi_axis_rope_pair(Tensor q, Tensor k, Tensor cos, 
   const Text reason_text(reason);
   check_operands("q", q, cos, sin);
   check_pair(q, k);
+  require_cuda("q", q);
   Tensor rotated_q = contiguous_like(q);
   Tensor rotated_k = contiguous_like(k);
   rotate(q, activations(q, rotated_q), activations(k, rotated_k), cos, sin,
@@ -128,6 +130,7 @@ void multi_axis_rope_pair_in_place(Tensor q, Tensor k, Tensor cos, Tensor sin, b
   check_pair(q, k);
   require_own_memory("q", q);
   require_own_memory("k", k);
+  require_cuda("q", q);
   rotate(q, activations(q, q), activations(k, k), cos, sin,
          {"multi_axis_rope_pair_cuda_", half_split, conjugate, direction_text, reason_text});
 }

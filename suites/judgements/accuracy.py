@@ -20,6 +20,7 @@ from ..cases import Case, Inputs, build, cases_of, has_grids
 from ..invocation import differentiated, forward, vjp
 from ..verdicts import PASS, Finding
 from ..views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS
+from .far_offsets import VARIANT, far_inputs, judge_far
 from .judgement import Judgement, verdict_of
 
 _SMOKE = (
@@ -57,9 +58,6 @@ _STANDARD = (
     Inputs(length=255, heads=1, payload="basis-first", positions="ramp", conjugate=True),
     *(Inputs(batch=2, length=5, table="per-sample", x_view=v, gradient_view=v) for v in STRIDED_X_VIEWS),
     *(Inputs(batch=2, length=5, table="per-sample", table_view=v) for v in STRIDED_TABLE_VIEWS),
-    # The upstream gradient of a sum is expanded, that of a transposed consumer transposed: both without a claim.
-    Inputs(batch=2, length=5, gradient_view="all-stride-0"),
-    Inputs(batch=2, length=5, gradient_view="heads-first", table="per-sample"),
     # Sizes beyond one block of a kernel: batch and heads, sequence, a sequence that is a power of two.
     Inputs(batch=9, length=2, heads=33, table="per-sample"),
     Inputs(batch=2, length=260, heads=2, table="per-sample"),
@@ -89,13 +87,28 @@ _STANDARD = (
     Inputs(length=13, head_dim=256, rotary_dim=64),
     Inputs(batch=2, heads=7, head_dim=6, rotary_dim=2),
     Inputs(length=13, head_dim=67, rotary_dim=66, payload="index-coded", x_view="packed-qkv"),
-    # A pair only: k in memory of its own, lying otherwise than q.
+    # A pair only: k in memory of its own, lying otherwise than q. Not expanded: its values are those of x.
     *(
         Inputs(batch=2, length=5, heads=5, table="per-sample", k_view=v)
-        for v in ("contiguous", "heads-first", "packed-qkv", "channels-stride-2", "misaligned", "all-stride-0")
+        for v in ("contiguous", "heads-first", "packed-qkv", "channels-stride-2", "misaligned", "heads-stride-2")
     ),
     Inputs(batch=2, length=5, heads=5, x_view="heads-first", k_view="wider-heads", payload="index-coded"),
 )
+
+# How an incoming gradient lies is autograd's choice and no claim of the caller's: that of a sum is expanded, that of a
+# transposed consumer transposed, that of a slice or of one of several joined tensors cut out of a wider one.
+_UPSTREAM = (
+    Inputs(batch=2, length=5, gradient_view="all-stride-0"),
+    Inputs(batch=2, length=5, gradient_view="heads-first", table="per-sample"),
+    *(
+        Inputs(batch=2, length=3, gradient_view=v, table="per-sample")
+        for v in (
+            "batch-stride-0", "heads-stride-0", "channels-stride-0", "sequence-first", "heads-outermost",
+            "channels-outermost", "packed-qkv", "wider-heads", "channels-stride-2", "heads-and-channels-stride-2",
+            "misaligned", "packed-qkv-misaligned",
+        )
+    ),
+)  # fmt: skip
 
 _FULL = (
     *(Inputs(batch=2, length=37, heads=5, payload=p, table="per-sample") for p in ("random", "special", "magnitudes")),
@@ -122,7 +135,14 @@ def inputs(candidate: Candidate, dtype: str, plan: str) -> Iterator[Inputs]:
                 yield Inputs(length=length, heads=24, positions=grid)
 
 
+def upstream(plan: str) -> tuple[Inputs, ...]:
+    """What accuracy-vjp asks besides: the layouts in which a gradient comes in."""
+    return () if plan == "smoke" else _UPSTREAM
+
+
 def judge_forward(candidate: Candidate, case: Case, seed: int) -> Finding:
+    if case.variant == VARIANT:
+        return judge_far(candidate, case, seed)
     given = build(case, seed)
     got = forward(
         candidate, given.x.view, given.cos.view, given.sin.view, conjugate=case.inputs.conjugate,
@@ -138,8 +158,7 @@ def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
     if candidate.vjp is not None:
         got = vjp(candidate, *operands, conjugate=case.inputs.conjugate, k_view=case.inputs.k_view)
     else:
-        keywords = {"conjugate": case.inputs.conjugate, "k_view": case.inputs.k_view}
-        y, got = differentiated(candidate, *operands, **keywords)
+        y, got = differentiated(candidate, *operands, conjugate=case.inputs.conjugate, k_view=case.inputs.k_view)
     finding = verdict_of(compare(given.vjp(), got, seed=seed), given, case.contract.backward)
     if y is None or finding.verdict != PASS:
         return finding
@@ -155,7 +174,11 @@ ACCURACY_FORWARD = Judgement(
     None,
     __doc__,
     lambda candidate, device, dtype, plan: cases_of(
-        "accuracy-forward", candidate, device, dtype, inputs(candidate, dtype, plan)
+        "accuracy-forward",
+        candidate,
+        device,
+        dtype,
+        [*inputs(candidate, dtype, plan), *far_inputs(candidate, device, dtype, plan)],
     ),
     judge_forward,
 )
@@ -164,7 +187,7 @@ ACCURACY_VJP = Judgement(
     "vjp",
     __doc__,
     lambda candidate, device, dtype, plan: cases_of(
-        "accuracy-vjp", candidate, device, dtype, inputs(candidate, dtype, plan)
+        "accuracy-vjp", candidate, device, dtype, [*inputs(candidate, dtype, plan), *upstream(plan)]
     ),
     judge_vjp,
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +24,9 @@ class Judgement:
 
     ``claim`` is what a candidate must claim for the question to be asked, None where it always is. ``asks`` says
     in a paragraph what it asks and what it cannot see. ``cases`` yields the cases of a plan ('smoke', 'standard' or
-    'full') for a candidate, device and dtype; ``judge`` answers one of them.
+    'full') for a candidate, device and dtype; ``judge`` answers one of them. ``not_on`` holds the devices on which
+    the question makes no sense, each with the reason; ``lacking`` says what this machine lacks to ask it on the
+    others, nothing where it lacks nothing.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Judgement:
     asks: str
     cases: Callable[[Candidate, str, str, str], Iterable[Case]]
     judge: Callable[[Candidate, Case, int], Finding]
+    not_on: Mapping[str, str] = field(default_factory=dict)
+    lacking: Callable[[], str] = lambda: ""
 
 
 def element(operands: Operands, point: Point) -> dict[str, Any]:

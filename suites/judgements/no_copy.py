@@ -1,9 +1,10 @@
 """no-copy: does the call allocate anything beyond its output?
 
 Asked of a candidate that claims ``no-copy``: the bytes that torch allocates during the call are those of the output
-(for a backward, of the output and the gradient), and on a GPU a strided input takes as many kernels as a contiguous
-one and no copy between memories. That is how a hidden ``contiguous()`` shows. Memory taken from the driver behind
-torch's back is not seen. Triton's interpreter copies by its nature, so interpreted kernels are not applicable.
+(for a backward, of the output and the gradient), and on a GPU a strided input takes exactly as many kernels as a
+contiguous one, no copy between memories, and no waiting for the GPU. That is how a hidden ``contiguous()`` shows, and
+a detour over the CPU. Memory taken from the driver behind torch's back is not seen. Triton's interpreter copies by its
+nature, so interpreted kernels are not applicable.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ..bare_calls import bare_call
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
 from ..interpreter import launched_kernels
-from ..invocation import derivatives, outputs, vjp_outputs
+from ..invocation import derivatives, guarded, outputs, vjp_outputs
 from ..verdicts import Finding, failed, passed
+from ..waiting import waiting_refused, waits
 from .judgement import Judgement
 
 _VIEWS = (
@@ -69,7 +72,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     tensors = 0 if candidate.in_place else 1 + differentiates
     if candidate.family == "rotate_pair" and "strided" not in candidate.provides:
         # The judge's own copies, of what the candidate is given.
-        tensors += 1 + differentiates
+        tensors += 1
     allowed = tensors * given.x.view.numel() * given.x.view.element_size()
     if case.device == "cpu":
         allocated = _allocated_on_cpu(call)
@@ -82,12 +85,31 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         facts = {"bytes allocated": allocated, "bytes of outputs": allowed, "kernels": kernels}
         if moved := [name for name in kernels if name.startswith("Memcpy")]:
             return failed(f"the call copies memory: {', '.join(moved)}", **facts)
-        if len(kernels) > len(plain):
+        if not plain and given.x.view.numel():
+            return Finding("blocked", "torch's profiler sees no kernel run on this GPU", facts)
+        if len(kernels) != len(plain):
             reason = f"{len(kernels)} kernels run for this view, {len(plain)} for a contiguous input"
             return failed(reason, **facts)
+        if _waits_for_the_gpu(candidate, given, case.variant):
+            return failed("the call returns only when the GPU is done with what was queued before it", **facts)
     if allocated > allowed:
         return failed(f"the call allocates {allocated} bytes, its outputs take {allowed}", **facts)
     return passed(**facts)
+
+
+def _waits_for_the_gpu(candidate: Candidate, given: Operands, variant: str) -> bool:
+    """Raises :class:`CandidateFault` where torch itself says so."""
+    function = bare_call(candidate, backward=variant == "vjp")
+
+    def call() -> object:
+        return function(given.x.view, given.cos.view, given.sin.view, given.gradient.view)
+
+    def without_waiting() -> None:
+        with waiting_refused():
+            call()
+
+    guarded("the call, which must not wait for the GPU,", without_waiting)
+    return bool(guarded("the call", lambda: waits(call)))
 
 
 def _allocated_on_cpu(call: Callable[[], Any]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ropecheck.ci.policy import Unmet
+from ropecheck.ci.policy import RequiredCell
 from ropecheck.ci.verify import SHIPPED, Outcome, exit_status
 from ropecheck.suites.judging import Selection
 from ropecheck.suites.verdicts import Verdict
@@ -55,9 +55,22 @@ def test_blocked_gpu_is_not_required_unless_asked_for(monkeypatch: pytest.Monkey
     assert exit_status(found, Selection(devices=["cuda"]), None) == 3
 
 
-@pytest.mark.parametrize(("blocked", "status"), [(True, 3), (False, 1)])
-def test_with_policy(blocked: bool, status: int) -> None:
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [("passed", 0), ("permitted", 0), ("blocked", 3), ("missing", 3), ("failed", 1), ("not-applicable", 1)],
+)
+def test_with_policy(state: Any, status: int) -> None:
     """A required cell that could not run is 3, one that is not passed for another reason is 1."""
     found = outcome(verdict("pass"), verdict("blocked"))
-    assert exit_status(found, Selection(), []) == 0
-    assert exit_status(found, Selection(), [Unmet("cell", "why", blocked)]) == status
+    assert exit_status(found, Selection(), [RequiredCell("cell", state)]) == status
+
+
+def test_policy_does_not_excuse_the_rest() -> None:
+    """A failure of what nothing requires is a failure, the judge's own failure comes first, and no question is lost."""
+    met = [RequiredCell("cell", "passed")]
+    unmet = [RequiredCell("cell", "failed")]
+    assert exit_status(outcome(verdict("pass"), verdict("fail")), Selection(), met) == 1
+    broken = outcome(verdict("blocked", **{"judge failed": "certification"}))
+    assert exit_status(broken, Selection(), unmet) == 4
+    assert exit_status(outcome(verdict("pass"), questions=2), Selection(), met) == 3
+    assert exit_status(outcome(verdict("pass"), questions=2), Selection(), unmet) == 1

@@ -305,7 +305,8 @@ def test_forced_configuration_is_fitted_and_released() -> None:
         with forced_configuration(configuration):
             assert configuration_for(**arguments) == configuration
             fitted = configuration_for(sequence=3, heads=1, head_dim=128, interpreted=False)
-        assert fitted == LaunchConfiguration(min(configuration.tokens, 4), 1, configuration.warps)
+        # Tokens take the place of the heads that are not there, as far as there are tokens.
+        assert fitted == LaunchConfiguration(min(configuration.tokens * configuration.heads, 4), 1, configuration.warps)
     assert configuration_for(**arguments) == usual
 
 

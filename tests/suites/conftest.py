@@ -91,3 +91,25 @@ def verdicts_of_a_run(tmp_path: Path) -> Callable[..., list[Verdict]]:
         return [Verdict.from_json(json.loads(line)) for line in log.read_text().splitlines()]
 
     return judged
+
+
+@pytest.fixture
+def verdicts_on_a_gpu(tmp_path: Path) -> Callable[..., list[Verdict]]:
+    """``verdicts_on_a_gpu(names, *options)``: judge candidates of gpu_candidates.py, in this order, by one worker."""
+
+    def judged(names: tuple[str, ...], *options: str) -> list[Verdict]:
+        chosen, directory = tmp_path / "chosen_candidates.py", tmp_path / "verdicts"
+        chosen.write_text(
+            "from ropecheck.suites.candidates import load_candidates\n"
+            f"known = {{c.name: c for c in load_candidates({str(Path(__file__).with_name('gpu_candidates.py'))!r})}}\n"
+            f"CANDIDATES = [known[name] for name in {names!r}]\n"
+        )
+        command = [sys.executable, "-m", "pytest", "-q", "--pyargs", "ropecheck.suites", "-p", "no:cacheprovider"]
+        command += ["-n", "1", "--candidate", str(chosen), "--verdicts", str(directory), "--on", "cuda", *options]
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+        log = directory / "verdicts.jsonl"
+        assert log.exists(), run.stdout + run.stderr
+        return [Verdict.from_json(json.loads(line)) for line in log.read_text().splitlines()]
+
+    return judged

@@ -1,0 +1,93 @@
+"""autocast: are a call's bytes under torch.autocast those of a call outside it?
+
+Asked of a candidate that claims ``autocast``, under autocast to bf16 and to fp16, for inputs of each dtype. A rotation
+is no matrix product: neither the output's dtype nor any byte of it, nor (with the claim ``vjp``) of the gradient, may
+depend on autocast, whether the backward runs inside the region, as nobody should but many do, or behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ropecheck.oracle.floats import same
+
+from ..candidates import DTYPES, Candidate
+from ..cases import Case, Inputs, Operands, build, cases_of
+from ..invocation import derivatives, divided, joined, outputs, pulled_back, recorded, vjp_outputs
+from ..verdicts import Finding, failed, passed
+from .judgement import Judgement, first_of
+
+_SMOKE = (Inputs(batch=2),)
+_STANDARD = (*_SMOKE, Inputs(batch=2, table="per-sample", x_view="packed-qkv", gradient_view="heads-first"))
+_MORE = (
+    Inputs(batch=2, conjugate=True),
+    Inputs(batch=2, length=13, payload="special"),
+    Inputs(batch=2, length=1, table="per-sample"),
+    Inputs(batch=2, head_dim=80, rotary_dim=48),
+)
+
+
+def _variants(candidate: Candidate, device: str, plan: str) -> Iterator[tuple[Inputs, str]]:
+    asked: tuple[Inputs, ...] = _SMOKE if plan == "smoke" else _STANDARD
+    if plan == "full" or (plan == "standard" and device == "cuda"):
+        asked += _MORE
+    for given in asked:
+        for to in ("bfloat16", "float16"):
+            yield given, f"forward/to={to}"
+            if "vjp" in candidate.provides:
+                yield given, f"vjp/to={to}"
+
+
+def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
+    given = build(case, seed)
+    direction, _, to = case.variant.partition("/to=")
+    results = _results(candidate, given, direction)
+    with torch.autocast(case.device, dtype=DTYPES[to]):
+        inside = _results(candidate, given, direction)
+        if direction == "vjp" and candidate.vjp is None:
+            leaves, y = recorded(candidate, *_operands(given), conjugate=case.inputs.conjugate)
+    if direction == "vjp" and candidate.vjp is None:
+        name = "the gradient, its backward run behind the region,"
+        inside[name] = pulled_back(y, leaves, divided(candidate, given.gradient.view))
+        results[name] = results["the gradient"]
+    facts = {"autocast to": to, "elements": sum(t.numel() for tensors in results.values() for t in tensors)}
+    for name in results:
+        # Put together out here: under autocast torch.cat promotes, and refuses bf16 in an fp16 region.
+        got, expected = joined(inside[name]).detach(), joined(results[name])
+        differs = ~same(got, expected)
+        if count := int(differs.sum()):
+            where = dict(zip(("sample", "token", "head", "channel"), first_of(differs), strict=True))
+            reason = f"{count} of {differs.numel()} elements of {name} are others than outside autocast"
+            return failed(reason, where, **facts)
+    return passed(**facts)
+
+
+def _operands(given: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    return given.x.view, given.cos.view, given.sin.view
+
+
+def _results(candidate: Candidate, given: Operands, direction: str) -> dict[str, tuple[Tensor, ...]]:
+    """Copies of what one call returns: a candidate may write over its results in the next."""
+    conjugate, (x, cos, sin), gradient = given.case.inputs.conjugate, _operands(given), given.gradient.view
+    if direction == "forward":
+        results = {"y": outputs(candidate, x, cos, sin, conjugate=conjugate)}
+    elif candidate.vjp is not None:
+        results = {"the gradient": vjp_outputs(candidate, cos, sin, gradient, conjugate=conjugate)}
+    else:
+        y, gradients = derivatives(candidate, x, cos, sin, gradient, conjugate=conjugate)
+        results = {"y": y, "the gradient": gradients}
+    return {name: tuple(t.clone() for t in tensors) for name, tensors in results.items()}
+
+
+AUTOCAST = Judgement(
+    "autocast",
+    "autocast",
+    __doc__,
+    lambda candidate, device, dtype, plan: cases_of(
+        "autocast", candidate, device, dtype, _variants(candidate, device, plan)
+    ),
+    judge,
+)

@@ -1,0 +1,219 @@
+"""autograd: is the gradient right in every way in which autograd asks for it?
+
+Asked of a candidate that claims ``vjp`` and is differentiated by autograd. accuracy-vjp asks for one backward right
+after its forward; a model does otherwise. Two calls are recorded before either is differentiated, as the layers of a
+model are; one graph is gone through twice; x is used twice and its gradient added to ``.grad``; a slice of y alone is
+used; of a pair, one output alone is used or one input alone wants a gradient. Each gradient must be admissible, of a
+``strict`` candidate the strict bytes. A graph that was freed may be refused, but not answered wrongly. Hooks,
+checkpointing and several threads are not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropecheck.oracle.floats import same
+from ropecheck.oracle.rotation import Rotation, changed_elements, compare, rotate_strict
+
+from ..candidates import Candidate
+from ..cases import Case, Inputs, Operands, build, cases_of, elsewhere
+from ..invocation import CandidateFault, applied, divided, guarded, joined, parts, pulled_back, recorded
+from ..verdicts import Finding, failed, passed
+from .judgement import Judgement, first_of, shown
+
+_SMOKE = (Inputs(batch=2, length=5),)
+_STANDARD = (Inputs(length=5), Inputs(batch=2, length=3, heads=5, table="per-sample"))
+_FULL = (*_STANDARD, Inputs(length=13, payload="special"), Inputs(batch=2, length=64, heads=8, table="per-sample"))
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """A derivative ``got`` [B, S, H, D] that must be what ``rotation`` admits. ``what`` names it."""
+
+    what: str
+    rotation: Rotation
+    got: Tensor
+
+    def fault(self, strict: bool) -> str:
+        """What is wrong with it, in words; empty where nothing is."""
+        if strict:
+            unlike = changed_elements(self.got, rotate_strict(self.rotation))
+            kind = "are not the strict bytes"
+        else:
+            comparison = compare(self.rotation, self.got, samples=0)
+            unlike = comparison.outside + comparison.tail_changed
+            kind = "are not admissible"
+        return f"{self.what}: {unlike} of {self.got.numel()} elements {kind}" if unlike else ""
+
+    def worst(self) -> dict[str, Any]:
+        """The element furthest from what is admissible, or the first that is not strict."""
+        found = compare(self.rotation, self.got, samples=0).worst
+        strict = rotate_strict(self.rotation)
+        index = found[0].index if found else first_of(~same(self.got.contiguous(), strict))
+        place = dict(zip(("sample", "token", "head", "channel"), index, strict=True))
+        ends = {"admissible": [shown(found[0].low), shown(found[0].high)]} if found else {}
+        return {**place, **ends, "strict": shown(float(strict[index])), "got": shown(float(self.got[index]))}
+
+
+def verdict_on(candidate: Candidate, derivatives: Iterator[Derivative]) -> Finding:
+    """Pass where every derivative is right; the first that is not is the reason of the failure."""
+    judged: list[str] = []
+    elements = 0
+    for derivative in derivatives:
+        judged.append(derivative.what)
+        elements += derivative.got.numel()
+        if reason := derivative.fault("strict" in candidate.provides):
+            return failed(reason, derivative.worst(), judged=judged, elements=elements)
+    return passed(judged=judged, elements=elements)
+
+
+def where_reached(
+    results: tuple[Tensor, ...], inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], **keywords: bool
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad`` with ``keywords``, None for each of ``inputs`` that no graph reaches."""
+    reached: tuple[Tensor | None, ...] = guarded(
+        "the backward of run",
+        lambda: torch.autograd.grad(results, inputs, gradients, allow_unused=True, **keywords),
+    )
+    return reached
+
+
+_Way = Callable[[Candidate, Operands, Operands], Iterator[Derivative]]
+
+
+def _recorded(candidate: Candidate, given: Operands) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    return recorded(candidate, given.x.view, given.cos.view, given.sin.view, conjugate=given.case.inputs.conjugate)
+
+
+def _upstream(candidate: Candidate, given: Operands) -> tuple[Tensor, ...]:
+    return divided(candidate, given.gradient.view)
+
+
+def _interleaved(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
+    graphs = [_recorded(candidate, operands) for operands in (given, other)]
+    gradients = [
+        pulled_back(results, leaves, _upstream(candidate, operands))
+        for (leaves, results), operands in zip(graphs, (given, other), strict=True)
+    ]
+    for what, operands, gradient in zip(("first", "second"), (given, other), gradients, strict=True):
+        yield Derivative(f"the gradient of the {what} of two recorded calls", operands.vjp(), joined(gradient))
+
+
+def _again(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
+    leaves, results = _recorded(candidate, given)
+    kept = [
+        joined(pulled_back(results, leaves, _upstream(candidate, operands), retain_graph=True))
+        for operands in (given, other, given)
+    ]
+    first, between, last = kept
+    yield Derivative("the gradient of a retained graph", given.vjp(), first)
+    with_other = replace(given.vjp(), x=other.gradient.as_given())
+    yield Derivative("the second gradient of a retained graph", with_other, between)
+    if changed := changed_elements(last, first):
+        raise CandidateFault(f"{changed} of {first.numel()} elements change when one graph is gone through again")
+    pulled_back(results, leaves, _upstream(candidate, given))
+    try:
+        freed = pulled_back(results, leaves, _upstream(candidate, given))
+    except CandidateFault:
+        # torch refuses to go through a freed graph; one that keeps no tensor may still answer.
+        return
+    yield Derivative("the gradient of a freed graph, which was not refused", given.vjp(), joined(freed))
+
+
+def _accumulated(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
+    tables, conjugate = (given.cos.view, given.sin.view), given.case.inputs.conjugate
+    upstream = [_upstream(candidate, operands) for operands in (given, other)]
+    single = []
+    for gradient in upstream:
+        leaves, results = _recorded(candidate, given)
+        single.append(pulled_back(results, leaves, gradient))
+    yield Derivative("the gradient", given.vjp(), joined(single[0]))
+    yield Derivative("the other gradient", replace(given.vjp(), x=other.gradient.as_given()), joined(single[1]))
+
+    leaves = tuple(part.detach().requires_grad_() for part in parts(candidate, given.x.view))
+    # Each use by a view of its own: what belongs to one use is summed before the uses are.
+    uses = [applied(candidate, tuple(leaf.view_as(leaf) for leaf in leaves), *tables, conjugate=conjugate)
+            for _ in upstream]  # fmt: skip
+    both, gradients = (*uses[0], *uses[1]), (*upstream[0], *upstream[1])
+    guarded("the backward of run", lambda: torch.autograd.backward(both, gradients))
+    again = applied(candidate, leaves, *tables, conjugate=conjugate)
+    guarded("the backward of run", lambda: torch.autograd.backward(again, upstream[0]))
+    for leaf, first, second in zip(leaves, *single, strict=True):
+        if leaf.grad is None:
+            raise CandidateFault("the backward of run leaves .grad empty")
+        if changed := int((~same(leaf.grad.contiguous(), (first + second) + first)).sum()):
+            raise CandidateFault(f"{changed} of {leaf.numel()} elements of .grad are not the sum of the gradients")
+
+
+def _slice(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
+    leaves, results = _recorded(candidate, given)
+    used = tuple(y[:, ::2] for y in results)
+    gradients = tuple(g[:, ::2] for g in _upstream(candidate, given))
+    upstream = torch.zeros_like(given.gradient.as_given(), memory_format=torch.contiguous_format)
+    upstream[:, ::2] = given.gradient.as_given()[:, ::2]
+    got = pulled_back(used, leaves, gradients)
+    yield Derivative("the gradient of every other token", replace(given.vjp(), x=upstream), joined(got))
+
+
+def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
+    upstream, rotation = _upstream(candidate, given), given.vjp()
+    operands = (given.x.view, given.cos.view, given.sin.view)
+    for at, name in enumerate(("q", "k")):
+        wanted = replace(rotation, x=divided(candidate, rotation.x)[at])
+        leaves, results = _recorded(candidate, given)
+        gradients = where_reached((results[at],), leaves, (upstream[at],))
+        used, unused = gradients[at], gradients[1 - at]
+        if used is None:
+            raise CandidateFault(f"where {name}'s output alone is used, {name} gets no gradient")
+        yield Derivative(f"{name}'s gradient where its output alone is used", wanted, used)
+        if unused is not None and bool((unused != 0).any()):
+            raise CandidateFault(f"where {name}'s output alone is used, the other input's gradient is not zero")
+        leaves, results = recorded(candidate, *operands, wanted=(name == "q", name == "k"))
+        alone = pulled_back((results[at],), (leaves[at],), (upstream[at],), retain_graph=True)
+        yield Derivative(f"{name}'s gradient where it alone requires one", wanted, alone[0])
+        if results[1 - at].requires_grad:
+            both = pulled_back(results, (leaves[at],), upstream)
+            yield Derivative(f"{name}'s gradient where it alone requires one and both are used", wanted, both[0])
+
+
+_WAYS: dict[str, _Way] = {
+    "interleaved": _interleaved,
+    "again": _again,
+    "accumulated": _accumulated,
+    "slice": _slice,
+    "one-of-two": _one_of_two,
+}
+
+
+def variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
+    if candidate.vjp is not None:
+        yield _SMOKE[0], "separate"
+        return
+    ways = ("interleaved", "again", "one-of-two") if plan == "smoke" else tuple(_WAYS)
+    for way in ways:
+        if way != "one-of-two" or candidate.family == "rotate_pair":
+            for given in {"smoke": _SMOKE, "standard": _STANDARD, "full": _FULL}[plan]:
+                yield given, way
+
+
+def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
+    if candidate.vjp is not None:
+        return Finding("not-applicable", SEPARATE)
+    # The other's table is another one, too: where a call keeps something of an earlier one, it shows.
+    return verdict_on(candidate, _WAYS[case.variant](candidate, build(case, seed), build(elsewhere(case), seed + 1)))
+
+
+SEPARATE = "the candidate's vjp is a function of its own: autograd records no graph"
+
+AUTOGRAD = Judgement(
+    "autograd",
+    "vjp",
+    __doc__,
+    lambda candidate, device, dtype, plan: cases_of("autograd", candidate, device, dtype, variants(candidate, plan)),
+    judge,
+)
