@@ -1,10 +1,11 @@
-"""Triton's interpreter, with its bfloat16 conversions repaired, and a record of what it launched.
+"""Triton's interpreter, with its bfloat16 conversions and its fma repaired, and a record of what it launched.
 
 Measured with triton 3.6 and 3.9: the interpreter truncates fp32 to bf16, which makes half of all values wrong,
 mishandles subnormal bf16, and computes with the raw integer of a bf16 in arithmetic, in comparisons and in
-conversions to other types than fp32. Every interpreted candidate is judged with the exact round-to-nearest-even
-conversions below, and the provenance records it. Reductions of bf16 (``tl.sum``) stay as upstream has them.
-``tests/suites/test_interpreter.py`` says when upstream no longer needs this.
+conversions to other types than fp32. Its fp32 fma rounds twice in triton 3.6, and once in 3.9. Every interpreted
+candidate is judged with the exact round-to-nearest-even conversions and the fma below, and the provenance records
+it. Reductions of bf16 (``tl.sum``) stay as upstream has them. ``tests/suites/test_interpreter.py`` says when upstream
+no longer needs this.
 """
 
 from __future__ import annotations
@@ -47,6 +48,23 @@ def float32_to_bfloat16(values: npt.NDArray[np.float32], *, truncate: bool = Fal
             raw = raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))
     cut = (raw >> np.uint32(16)).astype(np.uint16)
     rounded: npt.NDArray[np.uint16] = np.where(nan, np.uint16(0x7FFF), cut)
+    return rounded
+
+
+def float32_fma(
+    x: npt.NDArray[np.float32], y: npt.NDArray[np.float32], z: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
+    """x * y + z, rounded once, to nearest even: the product is exact in fp64, and the sum is rounded to odd there."""
+    with np.errstate(all="ignore"):
+        product, addend = np.multiply(x, y, dtype=np.float64), np.asarray(z, dtype=np.float64)
+        total = np.asarray(product + addend)
+        part = total - product
+        error = (product - (total - part)) + (addend - part)
+        raw = total.view(np.int64)
+        # The last bit then stands for all that was lost, so that the second rounding sees no tie that is none.
+        lost = np.isfinite(total) & (error != 0) & (raw & 1 == 0)
+        towards = np.where((error > 0) == (total > 0), 1, -1)
+        rounded: npt.NDArray[np.float32] = np.where(lost, raw + towards, raw).view(np.float64).astype(np.float32)
     return rounded
 
 
@@ -100,6 +118,13 @@ def repair() -> bool:
 
         return exact
 
+    fma = builder.create_fma
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.dtype.scalar != tl.float32:
+            return fma(self, x, y, z)
+        return handle(float32_fma(x.data, y.data, z.data), tl.float32)
+
     run = interpreter.GridExecutor.__call__
 
     @functools.wraps(run)
@@ -108,6 +133,7 @@ def repair() -> bool:
         return run(self, *arguments, **keywords)
 
     builder.cast_impl, builder.create_fp_to_fp = cast_impl, create_fp_to_fp
+    builder.create_fma = create_fma
     builder.binary_op, builder.unary_op = elementwise(builder.binary_op), elementwise(builder.unary_op)
     interpreter.GridExecutor.__call__ = recorded
     return True

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from ropecheck.suites.interpreter import bfloat16_to_float32, float32_to_bfloat16
+from ropecheck.suites.interpreter import bfloat16_to_float32, float32_fma, float32_to_bfloat16
 
 needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
 
@@ -58,6 +59,27 @@ def test_truncation_is_towards_zero() -> None:
     assert np.array_equal(float32_to_bfloat16(values, truncate=True)[number], expected[number])
 
 
+def test_fma_rounds_once() -> None:
+    """Against rationals: where the exact sum lies beside a tie of fp32 by less than fp64 holds, and at random."""
+    generator = np.random.default_rng(0)
+    x, y, z = generator.standard_normal((3, 500)).astype(np.float32)
+    # Half of the sums cancel the product's leading bits, which shows the ones that a rounded product would lose.
+    z[::2] = -(x * y)[::2]
+    tie = np.float32(1 + 2.0**-12)
+    x[:6], y[:6], z[:6] = tie, tie, [2.0**-60, -(2.0**-60), 0.0, 2.0**-100, -(2.0**-100), -1.0]
+    for a, b, c, got in zip(x, y, z, float32_fma(x, y, z), strict=True):
+        exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+        distance = abs(Fraction(float(got)) - exact)
+        neighbours = [np.nextafter(got, np.float32(end)) for end in (-np.inf, np.inf)]
+        distances = [abs(Fraction(float(value)) - exact) for value in neighbours]
+        assert distance <= min(distances)
+        assert distance < min(distances) or int(got.view(np.int32)) % 2 == 0
+    special = np.array([np.inf, -np.inf, np.nan, 3e38, -0.0], dtype=np.float32)
+    one = np.float32(1)
+    assert np.array_equal(float32_fma(special, one, -special), [np.nan, np.nan, np.nan, 0, 0], equal_nan=True)
+    assert np.array_equal(float32_fma(special, one + one, one), [np.inf, -np.inf, np.nan, np.inf, 1], equal_nan=True)
+
+
 CONVERSIONS = """
 import json, sys
 import torch, triton
@@ -88,6 +110,11 @@ def positive(x, y, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(y + i, tl.where(tl.load(x + i) > 0, 1.0, 0.0))
 
+@triton.jit
+def fused(x, y, N: tl.constexpr):
+    a = tl.load(x + tl.arange(0, N))
+    tl.store(y + tl.arange(0, N), tl.fma(a, a, -a * a))
+
 def wrong(kernel, x, expected):
     y = torch.zeros_like(expected)
     kernel[(1,)](x, y, N=x.numel())
@@ -105,6 +132,9 @@ found = {
     "half": wrong(up, every.half(), every.half().float()),
 }
 if sys.argv[1] == "repaired":
+    # What the rounding of a product loses is all that is left, and fp64 holds it.
+    exact = normal.double() ** 2 - (normal * normal).double()
+    found["fma"] = wrong(fused, normal, exact.float())
     found["launched"] = launched_kernels()
 print(json.dumps(found))
 """
@@ -124,10 +154,10 @@ def converted(how: str, folder: Path) -> dict[str, Any]:
 
 @needs_triton
 def test_repaired_interpreter_is_exact(tmp_path: Path) -> None:
-    """In kernels every bf16 conversion, sum and comparison is torch's, and launches are recorded in order."""
+    """In kernels every bf16 conversion, sum and comparison is torch's, an fma rounds once, launches are recorded."""
     counts = converted("repaired", tmp_path)
-    assert counts.pop("launched") == ["down", "up", "double", "positive", "up", "up"]
-    assert counts == dict.fromkeys(("down", "up", "arithmetic", "comparison", "subnormal", "half"), 0)
+    assert counts.pop("launched") == ["down", "up", "double", "positive", "up", "up", "fused"]
+    assert counts == dict.fromkeys(("down", "up", "arithmetic", "comparison", "subnormal", "half", "fma"), 0)
 
 
 @needs_triton
