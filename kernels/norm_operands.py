@@ -132,21 +132,17 @@ def check_axis_values(axis_map: Tensor | None) -> None:
         return
     if axis_map.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return
-    if axis_map.is_inference():
-        # Without a version nobody could say whether it was written to.
-        _read_axis_values(axis_map)
-    elif axis_map not in _checked_axis_maps or _checked_axis_maps[axis_map] != axis_map._version:
-        _read_axis_values(axis_map)
-        _checked_axis_maps[axis_map] = axis_map._version
-
-
-_checked_axis_maps = WeakTensorKeyDictionary()
-
-
-def _read_axis_values(axis_map: Tensor) -> None:
+    # An inference tensor has no version, which would say whether it was written to.
+    version = -1 if axis_map.is_inference() else axis_map._version
+    if axis_map in _checked_axis_maps and _checked_axis_maps[axis_map] == version:
+        return
     lowest, highest = (int(value) for value in torch.aminmax(axis_map))
     if lowest < 0 or highest > 2:
         raise ValueError(f"axis_map: expected values 0, 1 or 2, got values from {lowest} to {highest}")
+    _checked_axis_maps[axis_map] = version
+
+
+_checked_axis_maps = WeakTensorKeyDictionary()
 
 
 def rounded_to_float32(value: float) -> float:

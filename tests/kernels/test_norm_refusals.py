@@ -130,6 +130,18 @@ def test_map_that_was_written_to_is_read_again() -> None:
         call(positions=THREE_ROWS, axis_map=axis_map)
 
 
+def test_map_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A map is not read again by later calls, which on a GPU would wait for it; one made for inference not either."""
+    with torch.inference_mode():
+        inference_map = AXIS_MAP.clone()
+    maps = AXIS_MAP.clone(), inference_map
+    for axis_map in maps:
+        call(positions=THREE_ROWS, axis_map=axis_map)
+    monkeypatch.setattr(torch, "aminmax", None)
+    for axis_map in maps:
+        call(positions=THREE_ROWS, axis_map=axis_map)
+
+
 @pytest.mark.parametrize("backend", ["reference", "triton", "cuda"])
 def test_raw_operators_check_their_operands(backend: str) -> None:
     """The fake implementations of every backend refuse too, forward and backward."""
