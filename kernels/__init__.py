@@ -4,7 +4,7 @@ Importing this package needs torch alone: it loads the native library and import
 and keeps the reason where they cannot be used.
 """
 
-from .axis_maps import alternating_axis_map, contiguous_axis_map, interleaved_axis_map, round_robin_axis_map
+from .axis_maps import contiguous_axis_map, ernie_axis_map, interleaved_axis_map, round_robin_axis_map
 from .backends import interpreted_launches
 from .launch_configuration import (
     LAUNCH_CONFIGURATIONS,
@@ -24,8 +24,8 @@ __all__ = [
     "NORM_LAUNCH_CONFIGURATIONS",
     "Launch",
     "LaunchConfiguration",
-    "alternating_axis_map",
     "contiguous_axis_map",
+    "ernie_axis_map",
     "forced_configuration",
     "interleaved_axis_map",
     "interpreted_launches",

@@ -65,7 +65,7 @@ def round_robin_axis_map(section: Sequence[int], rotary_dim: int, *, order: Lite
     return torch.tensor(axis_map, dtype=torch.int64)
 
 
-def alternating_axis_map(section: Sequence[int], rotary_dim: int, *, order: Literal["hwt"]) -> Tensor:
+def ernie_axis_map(section: Sequence[int], rotary_dim: int, *, order: Literal["hwt"]) -> Tensor:
     """Lanes of height and width in turn, then those of time: the map of Ernie 4.5-VL.
 
     Its section counts height, width and time, in this order, although its position rows are time, height and

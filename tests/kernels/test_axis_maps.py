@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ropecheck.kernels import alternating_axis_map, contiguous_axis_map, interleaved_axis_map, round_robin_axis_map
+from ropecheck.kernels import contiguous_axis_map, ernie_axis_map, interleaved_axis_map, round_robin_axis_map
+from ropecheck.oracle.axis_maps import STYLES
 
 # Builder, order, section, and the axes of the lanes in order.
 EXAMPLES: dict[str, tuple[Callable[..., Tensor], str, list[int], str]] = {
@@ -22,7 +24,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Tensor], str, list[int], str]] = {
     "round robin": (round_robin_axis_map, "thw", [2, 3, 3], "01201212"),
     "round robin, exhausted": (round_robin_axis_map, "thw", [8, 12, 12], "012" * 8 + "11211222"),
     "round robin, no time": (round_robin_axis_map, "thw", [0, 2, 2], "1122"),
-    "Ernie": (alternating_axis_map, "hwt", [22, 22, 20], "12" * 22 + "0" * 20),
+    "Ernie": (ernie_axis_map, "hwt", [22, 22, 20], "12" * 22 + "0" * 20),
 }
 
 
@@ -36,6 +38,20 @@ def test_lanes(example: str) -> None:
     assert "".join(map(str, axis_map.tolist())) == lanes
 
 
+def test_maps_are_those_of_the_oracle() -> None:
+    """The judge builds its own maps; for every section with fewer than 8 lanes of an axis, refused or not, the two agree."""
+    for section in product(range(8), repeat=3):
+        rotary_dim = 2 * sum(section)
+        for style, (build, order) in ANY_BUILDER.items():
+            results = []
+            for function, options in ((STYLES[style], {}), (build, {"order": order})):
+                try:
+                    results.append([int(axis) for axis in function(section, rotary_dim, **options)])
+                except ValueError:
+                    results.append([])
+            assert results[0] == results[1], (style, section)
+
+
 def test_interleaved_counts_may_differ_from_the_section() -> None:
     """A section that is not balanced enough does not get the lanes it says; the other builders give them."""
     section = [16, 24, 24]
@@ -47,8 +63,8 @@ def test_interleaved_counts_may_differ_from_the_section() -> None:
 ANY_BUILDER = {
     "contiguous": (contiguous_axis_map, "thw"),
     "interleaved": (interleaved_axis_map, "thw"),
-    "round robin": (round_robin_axis_map, "thw"),
-    "Ernie": (alternating_axis_map, "hwt"),
+    "round-robin": (round_robin_axis_map, "thw"),
+    "ernie": (ernie_axis_map, "hwt"),
 }
 REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "short": ({"section": [3, 3, 1]}, ValueError, r"section: .* sum to 8, half of rotary_dim, got \[3, 3, 1\]"),
@@ -89,7 +105,7 @@ def test_order_is_named_and_no_other_is_taken(builder: str) -> None:
 def test_ernie_alternates_equal_counts() -> None:
     """Ernie's section written as time, height, width has unequal first counts, and is refused for that too."""
     with pytest.raises(ValueError, match=r"^section: expected as many lanes of height as of width"):
-        alternating_axis_map([20, 22, 22], 128, order="hwt")
+        ernie_axis_map([20, 22, 22], 128, order="hwt")
 
 
 def test_map_survives_a_cast_and_is_not_saved() -> None:
