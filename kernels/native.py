@@ -11,7 +11,13 @@ import torch
 
 from .native_build import INTERFACE, LIBRARY_NAME, NativeInformation, read_information, source_hash
 
-OPERATORS = ("multi_axis_rope_cuda", "multi_axis_rope_pair_cuda", "multi_axis_rope_pair_cuda_")
+OPERATORS = (
+    "multi_axis_rope_cuda",
+    "multi_axis_rope_pair_cuda",
+    "multi_axis_rope_pair_cuda_",
+    "qk_norm_rope_gate_cuda",
+    "qk_norm_rope_gate_backward_cuda",
+)
 
 LaunchReport = Callable[[str, str, int, str, str], None]
 """Receives operator, direction, device index, configuration and reason of one launch."""

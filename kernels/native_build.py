@@ -18,12 +18,12 @@ from pathlib import Path
 
 LIBRARY_NAME = "libropecheck_cuda.so"
 SOURCES = Path(__file__).parent / "cuda"
-COMPILED = ("rotation.cu", "operators.cpp")
+COMPILED = ("rotation.cu", "norm.cu", "operators.cpp", "norm_operators.cpp")
 MODE_VARIABLE = "ROPECHECK_CUDA"
 MODES = ("require", "auto", "off")
 DEFAULT_TOOLKIT = Path("/usr/local/cuda")
 
-INTERFACE = 1
+INTERFACE = 2
 """Counts the changes of what library and Python expect of each other: operator names, their arguments, the callback."""
 
 OLDEST_NVCC = (12, 8)

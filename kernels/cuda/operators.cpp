@@ -2,13 +2,12 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <array>
-#include <atomic>
 #include <tuple>
 
 #include "current_stream.h"
 #include "launch.h"
 #include "operands.h"
+#include "operator_call.h"
 
 #define ROPECHECK_EXPORT extern "C" __attribute__((visibility("default"), used))
 
@@ -20,29 +19,6 @@ ROPECHECK_EXPORT const char ropecheck_native_information[] =
 namespace ropecheck {
 namespace {
 
-using LaunchCallback = void (*)(const char* operator_name, const char* direction, int device_index,
-                                const char* configuration, const char* reason);
-
-std::atomic<LaunchCallback> launch_callback{nullptr};
-
-// A string argument, which the callee owns. torch's own conversion to std::string leaks one string for each call.
-class Text {
- public:
-  explicit Text(StringHandle handle) : handle_(handle) {}
-  ~Text() { torch_delete_string(handle_); }
-  Text(const Text&) = delete;
-  Text& operator=(const Text&) = delete;
-
-  const char* c_str() const {
-    const char* data = nullptr;
-    TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle_, &data));
-    return data;
-  }
-
- private:
-  StringHandle handle_;
-};
-
 // What every operator takes after its activations.
 struct Call {
   const char* operator_name;
@@ -53,12 +29,7 @@ struct Call {
 };
 
 Tensor contiguous_like(const Tensor& x) {
-  const std::array<std::int64_t, 4> sizes{x.size(0), x.size(1), x.size(2), x.size(3)};
-  const std::array<std::int64_t, 4> strides{sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1};
-  AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(4, sizes.data(), strides.data(), dtype_code(x),
-                                                  aoti_torch_device_type_cuda(), x.get_device_index(), &made));
-  return Tensor(made);
+  return empty_contiguous({x.size(0), x.size(1), x.size(2), x.size(3)}, dtype_code(x), x);
 }
 
 Strides strides_of(const Tensor& x) { return {x.stride(0), x.stride(1), x.stride(2), x.stride(3)}; }
@@ -90,10 +61,8 @@ void rotate(const Tensor& x, const Activations& q, const Activations& k, const T
     const CurrentDevice guard(device);
     launch(arguments, configuration, dtype, pairing, current_stream(device));
   }
-  if (const LaunchCallback callback = launch_callback.load(std::memory_order_acquire)) {
-    callback(call.operator_name, call.direction.c_str(), device, description(configuration).c_str(),
-             call.reason.c_str());
-  }
+  report_launch(call.operator_name, call.direction.c_str(), device, call.reason,
+                [&] { return description(configuration); });
 }
 
 Tensor multi_axis_rope(Tensor x, Tensor cos, Tensor sin, bool half_split, bool conjugate, StringHandle direction,

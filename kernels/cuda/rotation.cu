@@ -2,53 +2,17 @@
 #include "launch.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 
+#include "launch_limits.h"
+#include "launch_status.cuh"
 #include "rotation_kernel.cuh"
 
 namespace ropecheck {
 namespace {
 
-// CUDA's limits: of the grid's first dimension, the only one of three beyond 65,535, and of a block's third.
-constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
-constexpr int kMaxBlockDepth = 64;
-
 // Blocks of this size that fill a large GPU: heads are split over blocks where tokens alone make fewer.
 constexpr std::int64_t kEnoughBlocks = 1024;
-
-template <typename Integer>
-constexpr Integer ceiling(Integer dividend, Integer divisor) {
-  return (dividend + divisor - 1) / divisor;
-}
-
-[[noreturn]] void fail(const char* what, cudaError_t error) {
-  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")");
-}
-
-// Whether an error is one that a kernel meets while it runs. A launch returns before its kernel runs, so there such an
-// error belongs to work that was queued earlier.
-bool is_of_earlier_work(cudaError_t error) {
-  switch (error) {
-    case cudaErrorIllegalAddress:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorInvalidPc:
-    case cudaErrorHardwareStackError:
-    case cudaErrorAssert:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorLaunchFailure:
-    case cudaErrorECCUncorrectable:
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool is_multiple(const void* pointer, std::int64_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
 
 // Whether every vector of one tensor starts at a multiple of 16 bytes. A stride of a single step is never taken.
 bool is_wide(const void* base, const Strides& strides, int heads, const RotationArguments& arguments, int element) {
@@ -109,7 +73,7 @@ CurrentDevice::~CurrentDevice() {
 }
 
 LaunchConfiguration configuration_for(const RotationArguments& arguments, Dtype dtype, Pairing pairing) {
-  const int element = dtype == Dtype::kFloat32 ? 4 : 2;
+  const int element = bytes_of(dtype);
   const int channels = kVectorBytes / element;
   const int lanes = pairing == Pairing::kAdjacent ? channels / 2 : channels;
   const int tail = arguments.head_dim - 2 * arguments.lanes;
@@ -155,9 +119,7 @@ std::string description(const LaunchConfiguration& configuration) {
 
 void launch(const RotationArguments& arguments, const LaunchConfiguration& configuration, Dtype dtype, Pairing pairing,
             void* stream) {
-  if (const cudaError_t pending = cudaGetLastError(); pending != cudaSuccess) {
-    fail("nothing was launched, because an earlier CUDA operation had failed", pending);
-  }
+  require_no_pending_error();
   const auto queue = static_cast<cudaStream_t>(stream);
   switch (dtype) {
     case Dtype::kFloat32:
@@ -170,11 +132,7 @@ void launch(const RotationArguments& arguments, const LaunchConfiguration& confi
       launch_typed<BFloat16>(arguments, configuration, pairing, queue);
       break;
   }
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) {
-    fail(is_of_earlier_work(error) ? "nothing was launched, because work queued earlier on this device had failed"
-                                   : "the kernel could not be launched",
-         error);
-  }
+  require_launched();
 }
 
 }  // namespace ropecheck
