@@ -9,37 +9,40 @@ import torch
 from torch import Tensor
 
 from .candidates import Candidate
+from .families import Family
 from .invocation import as_function
 
 Outputs = tuple[Tensor, ...]
-BareCall = Callable[[Tensor, Tensor, Tensor, Tensor], Outputs]
+BareCall = Callable[..., Outputs]
 
 
-def bare_call(candidate: Candidate, *, backward: bool, conjugate: bool = False) -> BareCall:
-    """``call(x, cos, sin, gradient) -> (y,)``, or ``(y, x's gradient)`` where ``backward`` is asked for.
+def bare_call(candidate: Candidate, family: Family, *, backward: bool) -> BareCall:
+    """``call(x, *tables, gradient) -> (y,)``, or ``(y, x's gradient)`` where ``backward`` is asked for.
 
     The backward is the candidate's own ``vjp``, or autograd's. Nothing is checked, waited for or put back.
     """
-    function = as_function(candidate, conjugate=conjugate)
+    function = as_function(candidate, family)
 
-    def forward(x: Tensor, cos: Tensor, sin: Tensor, gradient: Tensor) -> Outputs:
+    def forward(x: Tensor, *tables_and_gradient: Tensor) -> Outputs:
         with torch.no_grad():
-            return (function(x, cos, sin),)
+            return (function(x, *tables_and_gradient[:-1]),)
 
-    def with_autograd(x: Tensor, cos: Tensor, sin: Tensor, gradient: Tensor) -> Outputs:
+    def with_autograd(x: Tensor, *tables_and_gradient: Tensor) -> Outputs:
+        *tables, gradient = tables_and_gradient
         leaf = x.detach().requires_grad_()
         with torch.enable_grad():
-            y = function(leaf, cos, sin)
+            y = function(leaf, *tables)
         return y.detach(), *torch.autograd.grad(y, leaf, gradient)
 
     if not backward:
         return forward
     if candidate.vjp is None:
         return with_autograd
-    back = as_function(replace(candidate, run=candidate.vjp), conjugate=conjugate)
+    back = as_function(replace(candidate, run=candidate.vjp), family)
 
-    def with_its_own(x: Tensor, cos: Tensor, sin: Tensor, gradient: Tensor) -> Outputs:
+    def with_its_own(x: Tensor, *tables_and_gradient: Tensor) -> Outputs:
+        *tables, gradient = tables_and_gradient
         with torch.no_grad():
-            return function(x, cos, sin), back(gradient, cos, sin)
+            return function(x, *tables), back(gradient, *tables)
 
     return with_its_own

@@ -18,6 +18,7 @@ import torch
 
 from ropecheck.oracle.contracts import contract
 
+from .families import FAMILIES
 from .surroundings import Surroundings
 
 CLAIMS = {
@@ -40,8 +41,6 @@ CLAIMS = {
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 DEVICES = ("cpu", "cuda")
-FAMILIES = ("rotate", "rotate_pair")
-"""The call signatures: one tensor x, or q and k with head counts and strides of their own."""
 
 
 class CandidateError(ValueError):
@@ -53,9 +52,10 @@ class Candidate:
     """An implementation under judgement.
 
     ``run`` is called as ``family`` says: ``run(x, cos, sin) -> y`` for ``rotate``, ``run(q, k, cos, sin) -> (q, k)``
-    for ``rotate_pair``, with ``conjugate=True`` added only where ``conjugate`` is claimed. With ``in_place`` it writes
-    into its inputs and may return None. ``vjp(gradient, cos, sin) -> x's gradient`` (``vjp(q_gradient, k_gradient,
-    cos, sin)``, a pair) replaces autograd where the backward is separate.
+    for ``rotate_pair``, with ``conjugate=True`` added only where ``conjugate`` is claimed, and for ``rotate_qk``
+    ``run(q, k, cos_sin_cache, positions) -> (q, k)``. With ``in_place`` it writes into its inputs and may return
+    None. ``vjp(gradient, cos, sin) -> x's gradient`` (of q and k: ``vjp(q_gradient, k_gradient, ..)``, a pair)
+    replaces autograd where the backward is separate.
     ``configs`` maps names to context manager factories that force one launch configuration alone. ``kernels``
     names the device kernels that must be seen to run; ``trace`` opens a recorder of launches whose ``backend``
     must equal ``backend``. ``sources`` are hashed into the evidence, relative to the candidate's file, and so are
@@ -97,11 +97,19 @@ class Candidate:
                 f"candidate {self.name}: family must be one of {', '.join(FAMILIES)}, not {self.family!r}"
             )
         if self.level != "L1":
-            raise CandidateError(f"candidate {self.name}: level must be 'L1' for family rotate, not {self.level!r}")
+            raise CandidateError(
+                f"candidate {self.name}: level must be 'L1' for family {self.family}, not {self.level!r}"
+            )
         try:
-            contract(self.contract)
+            own = contract(self.contract)
         except ValueError as unknown:
             raise CandidateError(f"candidate {self.name}: {unknown}") from None
+        if not FAMILIES[self.family].takes(own):
+            fitting = ", ".join(name for name, family in FAMILIES.items() if family.takes(own))
+            raise CandidateError(
+                f"candidate {self.name}: family must be one of {fitting} for contract {self.contract}, "
+                f"not {self.family!r}"
+            )
         for argument, known in (("devices", DEVICES), ("dtypes", tuple(DTYPES)), ("provides", tuple(CLAIMS))):
             given = getattr(self, argument)
             if isinstance(given, str) or not all(isinstance(v, str) for v in given):
@@ -113,6 +121,11 @@ class Candidate:
                     )
             if not given and argument != "provides":
                 raise CandidateError(f"candidate {self.name}: {argument} must not be empty")
+        for claim, reason in FAMILIES[self.family].unclaimable.items():
+            if claim in self.provides:
+                raise CandidateError(
+                    f"candidate {self.name}: provides must not hold {claim!r} for family {self.family}: {reason}"
+                )
         for argument in ("sources", "kernels", "binaries"):
             given = getattr(self, argument)
             if isinstance(given, str) or not all(isinstance(v, str) for v in given):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,15 +15,20 @@ from ropecheck.oracle.contracts import contract
 from ropecheck.oracle.recipes import Recipe
 from ropecheck.oracle.rotation import Rotation
 
+from .cache_packing import MODEL_ROWS
 from .candidates import DTYPES, Candidate
+from .families import FAMILIES, Call, Expected, Family
 from .payloads import PAYLOADS, Slots
 from .views import FAR_X_VIEWS, STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
 
 PLANS = ("smoke", "standard", "full")
 
-POSITIONS = ("sample", "ramp", "far", "grid-64x64", "grid-83x83", "grid-104x58")
+_ROW_ENDS = (0, 1, 256, 257, 4095, 4096, 65_536, 131_071, MODEL_ROWS - 1)
+
+POSITIONS = ("sample", "ramp", "far", "row-ends", "grid-64x64", "grid-83x83", "grid-104x58")
 """What the positions of a case are: those of a sample of its length; 1, 2, 3 .. on every axis; the far end of the
-vendor's table (of 131,072 positions where there is none); a real grid of Qwen-Image."""
+vendor's table (of 131,072 positions where there is none); the rows of a model's cache at which numbers of one, two or
+three bytes end, and the last one, each axis at another; a real grid of Qwen-Image."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,9 @@ class Inputs:
     """The dimensions of a case. ``head_dim`` and ``rotary_dim`` 0 stand for the contract's own.
 
     ``sin_view`` is the sine's view where it is not the cosine's, ``table_view``. ``k_view`` is for a pair: k then lies
-    in memory of its own, where otherwise q and k are the first and the last heads of one x.
+    in memory of its own, where otherwise q and k are the first and the last heads of one x. ``k_heads`` is how many of
+    the heads are k's, 0 standing for the family's own choice; ``options`` are what else the family's call may be asked
+    with, names joined by "+".
     """
 
     batch: int = 1
@@ -48,6 +55,13 @@ class Inputs:
     gradient_view: str = "contiguous"
     k_view: str = ""
     conjugate: bool = False
+    k_heads: int = 0
+    options: str = ""
+
+    @property
+    def chosen(self) -> frozenset[str]:
+        """The names of the options."""
+        return frozenset(self.options.split("+")) if self.options else frozenset()
 
     def describe(self, own: Contract) -> str:
         """The part of a case's id that these dimensions make."""
@@ -57,6 +71,8 @@ class Inputs:
         views = [("x", self.x_view), ("table", self.table_view), ("gradient", self.gradient_view)]
         views += [(name, view) for name, view in (("sin", self.sin_view), ("k", self.k_view)) if view]
         parts += [f"{name}={view}" for name, view in views if view != "contiguous" or name in ("sin", "k")]
+        parts += [f"k-heads={self.k_heads}"] if self.k_heads else []
+        parts += [self.options] if self.options else []
         return "/".join([*parts, "conjugate"] if self.conjugate else parts)
 
 
@@ -77,6 +93,11 @@ class Case:
         return contract(self.contract_name)
 
     @cached_property
+    def bound_family(self) -> Family:
+        """The family, bound to the contract and the inputs."""
+        return FAMILIES[self.family](self.contract, self.inputs)
+
+    @cached_property
     def id(self) -> str:
         """Names everything that the case is made of, the seed excepted."""
         parts = [self.judgement, self.device, self.dtype, self.inputs.describe(self.contract)]
@@ -88,7 +109,7 @@ class Case:
 
     def needs(self) -> set[str]:
         """The claims without which a candidate is not given this case."""
-        given, own, claims = self.inputs, self.contract, set()
+        given, own, claims = self.inputs, self.contract, self.bound_family.needs()
         if (
             given.x_view in STRIDED_X_VIEWS
             or given.x_view in FAR_X_VIEWS
@@ -108,8 +129,8 @@ class Case:
         """Whether ``candidate`` claims all that the case needs. Writing in place into overlapping memory is no case."""
         views = (self.inputs.x_view, self.inputs.gradient_view, self.inputs.k_view)
         overlaps = candidate.in_place and any("stride-0" in view for view in views)
-        other_family = bool(self.inputs.k_view) and candidate.family != "rotate_pair"
-        return self.needs() <= set(candidate.provides) and not overlaps and not other_family
+        askable = self.bound_family.suits(candidate.run)
+        return askable and not overlaps and self.needs() <= set(candidate.provides)
 
     def generator(self, seed: int) -> torch.Generator:
         """A generator that depends on the seed and on the inputs, not on the order in which cases run."""
@@ -122,7 +143,8 @@ class Case:
 class Operands:
     """What a case hands to a candidate: x [B, S, H, D], the tables, the gradient, each lying as its view says.
 
-    ``positions`` is int64 [S, axes], or [B, S, axes] where the tables are per sample.
+    ``positions`` is int64 [S, axes], or [B, S, axes] where the tables are per sample, and ``cos`` and ``sin`` are what
+    the tokens read; ``tables`` is how the family's call is given it. Of a flat family B is 1 and S all tokens.
     """
 
     case: Case
@@ -131,9 +153,23 @@ class Operands:
     cos: Placed
     sin: Placed
     gradient: Placed
+    tables: Mapping[str, Placed]
 
     def placed(self) -> dict[str, Placed]:
-        return {"x": self.x, "cos": self.cos, "sin": self.sin}
+        return {"x": self.x, **self.tables}
+
+    @property
+    def family(self) -> Family:
+        return self.case.bound_family
+
+    @property
+    def call(self) -> Call:
+        """What the candidate is given besides the activations."""
+        return Call(self.family, tuple(placed.view for placed in self.tables.values()))
+
+    def expected(self, *, backward: bool = False) -> Expected:
+        """What comes out must be this; ``backward``, the gradient."""
+        return self.family.expected(self, backward=backward)
 
     def rotation(self) -> Rotation:
         """The oracle's side of the forward."""
@@ -154,24 +190,31 @@ def build(case: Case, seed: int) -> Operands:
     """The operands of ``case``: values made on the CPU, placed on the case's device."""
     given, own = case.inputs, case.contract
     head_dim, rotary_dim = given.head_dim or own.head_dim, given.rotary_dim or own.rotary_dim
-    positions = positions_of(own, given)
+    family, positions, batch, length = case.bound_family, positions_of(own, given), given.batch, given.length
+    if family.flat:
+        # The samples lie end to end.
+        positions = positions.flatten(0, 1) if positions.dim() == 3 else positions.repeat(batch, 1)
+        batch, length = 1, batch * length
     cos, sin = own.tables(positions, case.torch_dtype, rotary_dim)
-    shape = (given.batch, given.length, given.heads, head_dim)
+    shape = (batch, length, given.heads, head_dim)
     generator = case.generator(seed)
     slots = Slots(shape, case.torch_dtype, own.pairing, cos, sin, generator)
     # The gradient's hard points are those of the transposed rotation.
     transposed = Slots(shape, case.torch_dtype, own.pairing, cos, -sin, generator)
     payload = PAYLOADS[given.payload]
     x, gradient = payload(slots).to(case.device), payload(transposed).to(case.device)
-    view, table_view = X_VIEWS[given.x_view], TABLE_VIEWS[given.table_view]
-    sin_view = TABLE_VIEWS[given.sin_view or given.table_view]
+    tables = family.packed(cos.to(case.device), sin.to(case.device), positions)
+    read = tables
+    if "cos" not in tables:
+        read = {n: TABLE_VIEWS["contiguous"](t.to(case.device)) for n, t in (("cos", cos), ("sin", sin))}
     return Operands(
         case,
         positions,
-        view(x),
-        table_view(cos.to(case.device)),
-        sin_view(sin.to(case.device)),
+        X_VIEWS[given.x_view](x),
+        read["cos"],
+        read["sin"],
         X_VIEWS[given.gradient_view](gradient),
+        tables,
     )
 
 
@@ -194,6 +237,9 @@ def positions_of(own: Contract, given: Inputs) -> Tensor:
         if hasattr(own.positions, "table_rows"):
             # Every other token at the other end of the table.
             one = torch.where(torch.arange(n)[:, None] % 2 == 1, -1 - one, one)
+    elif given.positions == "row-ends":
+        ends = torch.tensor(_ROW_ENDS)
+        one = ends[(torch.arange(n)[:, None] + 3 * torch.arange(axes)) % len(ends)]
     elif given.positions in POSITIONS:
         height, width = (int(v) for v in given.positions.removeprefix("grid-").split("x"))
         one = own.positions.image([(1, height, width)])  # type: ignore[attr-defined]
@@ -215,12 +261,10 @@ def cases_of(
     inputs: Iterable[Inputs | tuple[Inputs, str]],
 ) -> Iterator[Case]:
     """A case for each entry of ``inputs`` that suits ``candidate``, none twice; an entry may carry a variant."""
-    seen = set()
+    seen, family, own = set(), FAMILIES[candidate.family], contract(candidate.contract)
     for entry in inputs:
         given, variant = entry if isinstance(entry, tuple) else (entry, "")
-        if candidate.family == "rotate_pair" and given.heads == 1:
-            # One head for q and one for k.
-            given = replace(given, heads=2)
+        given = family.fitted(own, given)
         case = Case(judgement, candidate.contract, device, dtype, given, variant, candidate.family)
         if case.suits(candidate) and case.id not in seen:
             seen.add(case.id)

@@ -128,12 +128,11 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             request["family"],
         )  # fmt: skip
         given = build(case, request["seed"])
-        operands = (given.x.view, given.cos.view, given.sin.view)
         with pretended_gpu(CAPABILITY) as launches:
             if case.variant == "vjp":
-                vjp(candidate, *operands, given.gradient.view, conjugate=case.inputs.conjugate)
+                vjp(candidate, given.x.view, given.call, given.gradient.view)
             else:
-                forward(candidate, *operands, conjugate=case.inputs.conjugate)
+                forward(candidate, given.x.view, given.call)
         kernels = [of_cubin(*kernel) for kernel in dict.fromkeys(launches.kernels)]
     except CandidateFault as fault:
         if launches is not None and launches.fault:

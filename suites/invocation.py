@@ -10,141 +10,79 @@ import torch
 from torch import Tensor
 
 from .candidates import Candidate, described, printable
+from .families import Call, Family, Wanted
 from .surroundings import Surroundings
-from .views import X_VIEWS
 
 
 class CandidateFault(Exception):  # noqa: N818 - it is no error of the judge's
     """The candidate raised, or returned something that is no output at all. The message is one sentence."""
 
 
-def forward(
-    candidate: Candidate,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    conjugate: bool = False,
-    on_the_spot: bool = False,
-    k_view: str = "",
-) -> Tensor:
+def forward(candidate: Candidate, x: Tensor, call: Call, *, on_the_spot: bool = False) -> Tensor:
     """The candidate's y for x [B, S, H, D]. Raises :class:`CandidateFault`; out of memory passes through.
 
-    A pair is given the first heads of x as q and the others as k (:func:`parts`), and its outputs are put together
-    again. A candidate that works in place is given a copy of x, unless it is to work ``on_the_spot``.
+    x is divided into the activations of the call's family (:func:`parts`), and the outputs are put together again. A
+    candidate that works in place is given a copy of x, unless it is to work ``on_the_spot``.
     """
-    return joined(
-        outputs(candidate, x, cos, sin, conjugate=conjugate, on_the_spot=on_the_spot, k_view=k_view)
-    )
+    return call.family.joined(outputs(candidate, x, call, on_the_spot=on_the_spot))
 
 
-def outputs(
-    candidate: Candidate,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    conjugate: bool = False,
-    on_the_spot: bool = False,
-    k_view: str = "",
-) -> tuple[Tensor, ...]:
-    """As :func:`forward`, the tensors as the candidate returns them: y, or those of q and of k."""
-    return _called(candidate, "run", candidate.run, x, cos, sin, conjugate, on_the_spot, k_view)
+def outputs(candidate: Candidate, x: Tensor, call: Call, *, on_the_spot: bool = False) -> tuple[Tensor, ...]:
+    """As :func:`forward`, the tensors as the candidate returns them."""
+    return _called(candidate, "run", candidate.run, x, call, on_the_spot)
 
 
-def vjp(
-    candidate: Candidate,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    gradient: Tensor,
-    *,
-    conjugate: bool = False,
-    on_the_spot: bool = False,
-    k_view: str = "",
-) -> Tensor:
+def vjp(candidate: Candidate, x: Tensor, call: Call, gradient: Tensor, *, on_the_spot: bool = False) -> Tensor:
     """The candidate's gradient of x for the incoming ``gradient``: its own ``vjp``, or autograd's."""
     if candidate.vjp is not None:
-        return joined(
-            vjp_outputs(candidate, cos, sin, gradient, conjugate=conjugate, on_the_spot=on_the_spot, k_view=k_view)
-        )
-    return differentiated(candidate, x, cos, sin, gradient, conjugate=conjugate, k_view=k_view)[1]
+        return call.family.undivided(vjp_outputs(candidate, call, gradient, on_the_spot=on_the_spot))
+    return differentiated(candidate, x, call, gradient)[1]
 
 
 def vjp_outputs(
-    candidate: Candidate,
-    cos: Tensor,
-    sin: Tensor,
-    gradient: Tensor,
-    *,
-    conjugate: bool = False,
-    on_the_spot: bool = False,
-    k_view: str = "",
+    candidate: Candidate, call: Call, gradient: Tensor, *, on_the_spot: bool = False
 ) -> tuple[Tensor, ...]:
-    """The gradients as the candidate's own ``vjp``, which it has, returns them: of x, or of q and of k."""
+    """The gradients as the candidate's own ``vjp``, which it has, returns them: one for each activation."""
     assert candidate.vjp is not None
-    return _called(candidate, "vjp", candidate.vjp, gradient, cos, sin, conjugate, on_the_spot, k_view)
+    return _called(candidate, "vjp", candidate.vjp, gradient, call, on_the_spot)
 
 
-def differentiated(
-    candidate: Candidate,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    gradient: Tensor,
-    *,
-    conjugate: bool = False,
-    k_view: str = "",
-) -> tuple[Tensor, Tensor]:
+def differentiated(candidate: Candidate, x: Tensor, call: Call, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """(y, gradient of x) by autograd."""
-    results, gradients = derivatives(candidate, x, cos, sin, gradient, conjugate=conjugate, k_view=k_view)
-    return joined(results), joined(gradients)
+    results, gradients = derivatives(candidate, x, call, gradient)
+    return call.family.joined(results), call.family.undivided(gradients)
 
 
 def derivatives(
-    candidate: Candidate,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    gradient: Tensor,
-    *,
-    conjugate: bool = False,
-    k_view: str = "",
+    candidate: Candidate, x: Tensor, call: Call, gradient: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """(outputs, gradients) by autograd, as the candidate returns them: of x, or of q and of k."""
-    leaves, results = recorded(candidate, x, cos, sin, conjugate=conjugate, k_view=k_view)
-    gradients = pulled_back(results, leaves, divided(candidate, gradient, k_view))
+    """(outputs, gradients) by autograd, as the candidate returns them."""
+    leaves, results = recorded(candidate, x, call)
+    gradients = pulled_back(results, leaves, call.family.upstream(gradient))
     return tuple(y.detach() for y in results), tuple(g.detach() for g in gradients)
 
 
 def recorded(
-    candidate: Candidate,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    conjugate: bool = False,
-    k_view: str = "",
-    wanted: tuple[bool, ...] = (True, True),
+    candidate: Candidate, x: Tensor, call: Call, *, wanted: tuple[bool, ...] = (True, True)
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """(leaves, outputs) of a call that autograd records; of x, or of q and k, those ``wanted`` require grad.
+    """(leaves, outputs) of a call that autograd records; of the activations, those ``wanted`` require grad.
 
     Raises :class:`CandidateFault` where the output of one that does has no graph.
     """
-    given = parts(candidate, x, k_view)
+    given = parts(candidate, call.family, x)
     leaves = tuple(part.detach().requires_grad_(want) for part, want in zip(given, wanted, strict=False))
-    results = applied(candidate, leaves, cos, sin, conjugate=conjugate)
-    if not all(y.requires_grad or not leaf.requires_grad for y, leaf in zip(results, leaves, strict=True)):
+    results = applied(candidate, leaves, call)
+    # What a family returns beyond one output for each activation comes from the first.
+    of_each = (*leaves, *leaves[:1] * (len(results) - len(leaves)))
+    if not all(y.requires_grad or not leaf.requires_grad for y, leaf in zip(results, of_each, strict=True)):
         raise CandidateFault("run returns a tensor without gradient for an x that requires one")
     return leaves, results
 
 
-def applied(
-    candidate: Candidate, given: tuple[Tensor, ...], cos: Tensor, sin: Tensor, *, conjugate: bool = False
-) -> tuple[Tensor, ...]:
+def applied(candidate: Candidate, given: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
     """The outputs of ``run`` for the very tensors ``given`` (:func:`parts`), with the graph that autograd records."""
     with torch.enable_grad():
-        return _checked("run", _run("run", candidate.run, given, cos, sin, conjugate), given)
+        return _checked("run", _run("run", candidate.run, given, call), call.family.wanted(given))
 
 
 def pulled_back(
@@ -153,82 +91,58 @@ def pulled_back(
     """``torch.autograd.grad`` with ``keywords``; what comes out must fit the leaves. Raises :class:`CandidateFault`."""
     name = "the backward of run"
     pulled = guarded(name, lambda: torch.autograd.grad(results, leaves, gradients, **keywords))
-    return _checked(name, pulled if len(leaves) > 1 else pulled[0], leaves)
+    return _checked(name, pulled if len(leaves) > 1 else pulled[0], _like(leaves))
 
 
-def as_function(candidate: Candidate, *, conjugate: bool = False) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """``function(x, cos, sin) -> y`` that only calls the candidate, for compilers, exporters and graphs.
+def as_function(candidate: Candidate, family: Family) -> Callable[..., Tensor]:
+    """``function(x, *tables) -> y`` that only calls the candidate, for compilers, exporters and graphs.
 
     Nothing is checked. A pair is given parts of x (contiguous copies where it does not claim ``strided``) and its
     outputs are put together, a candidate that works in place is given a copy: operations that move values and compute
     none.
     """
-    keywords = {"conjugate": True} if conjugate else {}
 
-    def function(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x.clone() if candidate.in_place else x
-        if candidate.family == "rotate":
-            result = candidate.run(x, cos, sin, **keywords)
-            return x if result is None else result
-        # Not two slices: their backward is a sum, which is no longer a move of values.
-        q, k = torch.split(x, [heads_of_q(x.shape[2]), x.shape[2] - heads_of_q(x.shape[2])], dim=2)
-        if "strided" not in candidate.provides:
-            q, k = (part.clone(memory_format=torch.contiguous_format) for part in (q, k))
-        results = candidate.run(q, k, cos, sin, **keywords)
-        return torch.cat((q, k) if results is None else tuple(results), dim=2)
+    def function(x: Tensor, *tables: Tensor) -> Tensor:
+        given = family.split(x.clone() if candidate.in_place else x)
+        if len(given) > 1 and "strided" not in candidate.provides:
+            given = tuple(part.clone(memory_format=torch.contiguous_format) for part in given)
+        arguments, keywords = family.arguments(candidate.run, given, tables)
+        results = candidate.run(*arguments, **keywords)
+        if isinstance(results, (tuple, list)):
+            return family.joined(results)
+        # Whoever returns something else finds out elsewhere.
+        return family.joined(given) if results is None else results
 
     return function
 
 
-def heads_of_q(heads: int) -> int:
-    """How many heads of x are q's, where the candidate takes a pair: two of three, so that k has its own count."""
-    return heads - heads // 3 if heads > 2 else (heads + 1) // 2
+def parts(candidate: Candidate, family: Family, x: Tensor) -> tuple[Tensor, ...]:
+    """What the candidate's family is given of x [B, S, H, D]: x itself, or activations that are views of its memory.
 
-
-def parts(candidate: Candidate, x: Tensor, k_view: str = "") -> tuple[Tensor, ...]:
-    """What the candidate's family is given of x [B, S, H, D]: x itself, or q and k.
-
-    q and k are views of x's memory, as of a packed projection, or k lies apart as ``k_view`` says. Where the
-    candidate does not claim ``strided`` both are contiguous copies.
+    Where a candidate that is given more than one does not claim ``strided`` they are contiguous copies.
     """
-    if candidate.family == "rotate":
-        return (x,)
-    if "strided" not in candidate.provides:
-        return tuple(part.clone(memory_format=torch.contiguous_format) for part in divided(candidate, x))
-    return divided(candidate, x, k_view)
-
-
-def divided(candidate: Candidate, x: Tensor, k_view: str = "") -> tuple[Tensor, ...]:
-    """As :func:`parts`, views in any case: for incoming gradients, whose layout is autograd's and nobody's claim."""
-    if candidate.family == "rotate":
-        return (x,)
-    q, k = x[:, :, : heads_of_q(x.shape[2])], x[:, :, heads_of_q(x.shape[2]) :]
-    return (q, X_VIEWS[k_view](k).view) if k_view else (q, k)
-
-
-def joined(results: tuple[Tensor, ...]) -> Tensor:
-    """The inverse of :func:`parts`, for what came out."""
-    return results[0] if len(results) == 1 else torch.cat(results, dim=2)
+    if len(family.activations) > 1 and "strided" not in candidate.provides:
+        return tuple(part.clone(memory_format=torch.contiguous_format) for part in family.divided(x))
+    return family.divided(x)
 
 
 def _called(
-    candidate: Candidate,
-    name: str,
-    function: Callable[..., Any],
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    conjugate: bool,
-    on_the_spot: bool,
-    k_view: str,
+    candidate: Candidate, name: str, function: Callable[..., Any], x: Tensor, call: Call, on_the_spot: bool
 ) -> tuple[Tensor, ...]:
-    given = parts(candidate, _own_copy(x) if candidate.in_place and not on_the_spot else x, k_view)
+    given = parts(candidate, call.family, _own_copy(x) if candidate.in_place and not on_the_spot else x)
     with torch.no_grad():
-        result = _run(name, function, given, cos, sin, conjugate)
+        result = _run(name, function, given, call)
     if candidate.in_place:
         written = _in_place(name, result, given)
         result = written if len(written) > 1 else written[0]
-    return tuple(y.detach() for y in _checked(name, result, given))
+    wanted = call.family.wanted(given) if name == "run" else _like(given)
+    return tuple(y.detach() for y in _checked(name, result, wanted))
+
+
+def _like(activations: tuple[Tensor, ...]) -> tuple[Wanted, ...]:
+    """What gradients of the activations must be like."""
+    names = ("x",) if len(activations) == 1 else ("q", "k")
+    return tuple(Wanted(name, t, (tuple(t.shape),)) for name, t in zip(names, activations, strict=True))
 
 
 def _own_copy(x: Tensor) -> Tensor:
@@ -237,11 +151,9 @@ def _own_copy(x: Tensor) -> Tensor:
     return copy.copy_(x)
 
 
-def _run(
-    name: str, function: Callable[..., Any], given: tuple[Tensor, ...], cos: Tensor, sin: Tensor, conjugate: bool
-) -> Any:
-    keywords = {"conjugate": True} if conjugate else {}
-    return guarded(name, lambda: function(*given, cos, sin, **keywords))
+def _run(name: str, function: Callable[..., Any], given: tuple[Tensor, ...], call: Call) -> Any:
+    arguments, keywords = call.family.arguments(function, given, call.tables)
+    return guarded(name, lambda: function(*arguments, **keywords))
 
 
 def guarded(name: str, call: Callable[[], Any]) -> Any:
@@ -272,29 +184,36 @@ def guarded(name: str, call: Callable[[], Any]) -> Any:
     return result
 
 
-def _checked(name: str, result: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """``result`` as one output for each of ``given``, each of its shape, dtype and device."""
-    if len(given) == 1:
-        return (_checked_one(name, result, given[0], "x"),)
-    if not isinstance(result, (tuple, list)) or len(result) != len(given):
-        raise CandidateFault(f"{name} returned {printable(type(result).__name__)}, not the two tensors of q and k")
-    return tuple(_checked_one(name, r, like, of) for r, like, of in zip(result, given, ("q", "k"), strict=True))
+def _checked(name: str, result: Any, wanted: tuple[Wanted, ...]) -> tuple[Tensor, ...]:
+    """``result`` as one tensor for each of ``wanted``, each of its shape, dtype and device."""
+    if len(wanted) == 1:
+        return (_checked_one(name, result, wanted[0]),)
+    if not isinstance(result, (tuple, list)) or len(result) != len(wanted):
+        names = ", ".join(each.name for each in wanted[:-1])
+        count = {2: "two", 3: "three"}[len(wanted)]
+        raise CandidateFault(
+            f"{name} returned {printable(type(result).__name__)}, not the {count} tensors of "
+            f"{names} and {wanted[-1].name}"
+        )
+    return tuple(_checked_one(name, r, each) for r, each in zip(result, wanted, strict=True))
 
 
-def _checked_one(name: str, result: Any, like: Tensor, of: str) -> Tensor:
+def _checked_one(name: str, result: Any, wanted: Wanted) -> Tensor:
     if not isinstance(result, Tensor):
         raise CandidateFault(f"{name} returned {printable(type(result).__name__)}, not a tensor")
     if type(result) not in (Tensor, torch.nn.Parameter):
         raise CandidateFault(f"{name} returned a {printable(type(result).__name__)}, a subclass of torch.Tensor")
     if result.layout != torch.strided:
         raise CandidateFault(f"{name} returned a tensor of layout {result.layout}, not a strided one")
+    if tuple(result.shape) not in wanted.shapes:
+        shapes = " or ".join(map(str, wanted.shapes))
+        raise CandidateFault(f"{name} returned shape {tuple(result.shape)}, where {wanted.name} has shape {shapes}")
     for what, got, expected in (
-        ("shape", tuple(result.shape), tuple(like.shape)),
-        ("dtype", result.dtype, like.dtype),
-        ("device", result.device, like.device),
+        ("dtype", result.dtype, wanted.like.dtype),
+        ("device", result.device, wanted.like.device),
     ):
         if got != expected:
-            raise CandidateFault(f"{name} returned {what} {got}, where {of} has {what} {expected}")
+            raise CandidateFault(f"{name} returned {what} {got}, where {wanted.name} has {what} {expected}")
     return result.resolve_neg()
 
 

@@ -6,16 +6,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
 from ropecheck.oracle.certify import CertificationError
 
 from .candidates import DEVICES, DTYPES, Candidate, described
-from .cases import Case
+from .cases import Case, cases_of
+from .families import FAMILIES
 from .interpreter import interpreting
 from .invocation import CandidateFault
-from .judgements import JUDGEMENTS
+from .judgements import JUDGEMENTS, Judgement
 from .verdicts import Finding, Verdict, failed
 
 
@@ -72,6 +74,8 @@ def questions(candidate: Candidate, selection: Selection) -> Iterator[Case | Una
                 asked = iter([Unasked(judgement.name, device, "not-applicable", reason)])
             elif device in judgement.not_on:
                 asked = iter([Unasked(judgement.name, device, "not-applicable", judgement.not_on[device])])
+            elif candidate.family in judgement.not_of:
+                asked = iter([Unasked(judgement.name, device, "not-applicable", judgement.not_of[candidate.family])])
             elif lack := blocked or judgement.lacking():
                 asked = iter([Unasked(judgement.name, device, "blocked", lack)])
             else:
@@ -79,9 +83,21 @@ def questions(candidate: Candidate, selection: Selection) -> Iterator[Case | Una
                     case
                     for dtype in candidate.dtypes
                     if not selection.dtypes or dtype in selection.dtypes
-                    for case in judgement.cases(candidate, device, dtype, selection.plan)
+                    for case in _cases(judgement, candidate, device, dtype, selection.plan)
                 )
             yield from (q for q in asked if not selection.cases or q.id in selection.cases)
+
+
+def _cases(judgement: Judgement, candidate: Candidate, device: str, dtype: str, plan: str) -> Iterator[Case]:
+    """The cases that a judgement asks of every family, and those that it asks of the candidate's alone."""
+    seen = set()
+    further = FAMILIES[candidate.family].further(judgement.name, plan)
+    alone = cases_of(judgement.name, candidate, device, dtype, further)
+    for case in chain(judgement.cases(candidate, device, dtype, plan), alone):
+        unclaimed = case.variant.startswith("vjp") and "vjp" not in candidate.provides
+        if case.id not in seen and not unclaimed:
+            seen.add(case.id)
+            yield case
 
 
 def judge(candidate: Candidate, question: Case | Unasked, seed: int) -> Verdict:

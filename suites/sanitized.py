@@ -22,6 +22,7 @@ from torch import Tensor
 from . import planted_faults
 from .candidates import CandidateError
 from .cases import Case, Inputs, build
+from .families import Call
 from .inventory import load_all
 from .invocation import CandidateFault, derivatives, outputs, vjp_outputs
 from .judgements.sanitizer import SANITIZER, cases
@@ -93,14 +94,14 @@ def called(request: dict[str, Any]) -> None:
 def call(candidate: Any, case: Case, seed: int) -> None:
     """One call of the candidate, its operands alone in allocations that end where they end."""
     given = build(replace(case, device="cpu"), seed)
-    x, cos, sin, gradient = (fitted(placed.view, "cuda") for placed in (given.x, given.cos, given.sin, given.gradient))
-    keywords: dict[str, Any] = {"conjugate": case.inputs.conjugate, "k_view": case.inputs.k_view}
+    x, *tables, gradient = (fitted(p.view, "cuda") for p in (*given.placed().values(), given.gradient))
+    besides = Call(given.family, tuple(tables))
     if case.variant == "forward":
-        outputs(candidate, x, cos, sin, on_the_spot=True, **keywords)
+        outputs(candidate, x, besides, on_the_spot=True)
     elif candidate.vjp is not None:
-        vjp_outputs(candidate, cos, sin, gradient, on_the_spot=True, **keywords)
+        vjp_outputs(candidate, besides, gradient, on_the_spot=True)
     else:
-        derivatives(candidate, x, cos, sin, gradient, **keywords)
+        derivatives(candidate, x, besides, gradient)
 
 
 def fitted(view: Tensor, device: str) -> Tensor:

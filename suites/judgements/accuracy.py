@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ropecheck.oracle.contracts import contract
-from ropecheck.oracle.rotation import compare
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, build, cases_of, has_grids
@@ -21,7 +20,7 @@ from ..invocation import differentiated, forward, vjp
 from ..verdicts import PASS, Finding
 from ..views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS
 from .far_offsets import VARIANT, far_inputs, judge_far
-from .judgement import Judgement, verdict_of
+from .judgement import Judgement, finding_of
 
 _SMOKE = (
     Inputs(),
@@ -144,26 +143,23 @@ def judge_forward(candidate: Candidate, case: Case, seed: int) -> Finding:
     if case.variant == VARIANT:
         return judge_far(candidate, case, seed)
     given = build(case, seed)
-    got = forward(
-        candidate, given.x.view, given.cos.view, given.sin.view, conjugate=case.inputs.conjugate,
-        k_view=case.inputs.k_view,
-    )  # fmt: skip
-    return verdict_of(compare(given.rotation(), got, seed=seed), given, case.contract.forward)
+    got = forward(candidate, given.x.view, given.call)
+    return finding_of(given.expected().held(got, seed=seed))
 
 
 def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    operands = (given.x.view, given.cos.view, given.sin.view, given.gradient.view)
+    operands = (given.x.view, given.call, given.gradient.view)
     y = None
     if candidate.vjp is not None:
-        got = vjp(candidate, *operands, conjugate=case.inputs.conjugate, k_view=case.inputs.k_view)
+        got = vjp(candidate, *operands)
     else:
-        y, got = differentiated(candidate, *operands, conjugate=case.inputs.conjugate, k_view=case.inputs.k_view)
-    finding = verdict_of(compare(given.vjp(), got, seed=seed), given, case.contract.backward)
+        y, got = differentiated(candidate, *operands)
+    finding = finding_of(given.expected(backward=True).held(got, seed=seed))
     if y is None or finding.verdict != PASS:
         return finding
     # A kernel may take another path where a gradient is wanted.
-    forward_finding = verdict_of(compare(given.rotation(), y, seed=seed, samples=0), given, case.contract.forward)
+    forward_finding = finding_of(given.expected().held(y, samples=0))
     if forward_finding.verdict == PASS:
         return finding
     return replace(forward_finding, reason=f"the forward under autograd: {forward_finding.reason}")

@@ -16,7 +16,7 @@ from ropecheck.oracle.floats import same
 
 from ..candidates import DTYPES, Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
-from ..invocation import derivatives, divided, joined, outputs, pulled_back, recorded, vjp_outputs
+from ..invocation import derivatives, outputs, pulled_back, recorded, vjp_outputs
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement, first_of
 
@@ -42,21 +42,22 @@ def _variants(candidate: Candidate, device: str, plan: str) -> Iterator[tuple[In
 
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
-    given = build(case, seed)
+    given, family = build(case, seed), case.bound_family
     direction, _, to = case.variant.partition("/to=")
     results = _results(candidate, given, direction)
     with torch.autocast(case.device, dtype=DTYPES[to]):
         inside = _results(candidate, given, direction)
         if direction == "vjp" and candidate.vjp is None:
-            leaves, y = recorded(candidate, *_operands(given), conjugate=case.inputs.conjugate)
+            leaves, y = recorded(candidate, given.x.view, given.call)
     if direction == "vjp" and candidate.vjp is None:
         name = "the gradient, its backward run behind the region,"
-        inside[name] = pulled_back(y, leaves, divided(candidate, given.gradient.view))
+        inside[name] = pulled_back(y, leaves, family.upstream(given.gradient.view))
         results[name] = results["the gradient"]
     facts = {"autocast to": to, "elements": sum(t.numel() for tensors in results.values() for t in tensors)}
     for name in results:
         # Put together out here: under autocast torch.cat promotes, and refuses bf16 in an fp16 region.
-        got, expected = joined(inside[name]).detach(), joined(results[name])
+        put_together = family.joined if name == "y" else family.undivided
+        got, expected = put_together(inside[name]).detach(), put_together(results[name])
         differs = ~same(got, expected)
         if count := int(differs.sum()):
             where = dict(zip(("sample", "token", "head", "channel"), first_of(differs), strict=True))
@@ -65,19 +66,15 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     return passed(**facts)
 
 
-def _operands(given: Operands) -> tuple[Tensor, Tensor, Tensor]:
-    return given.x.view, given.cos.view, given.sin.view
-
-
 def _results(candidate: Candidate, given: Operands, direction: str) -> dict[str, tuple[Tensor, ...]]:
     """Copies of what one call returns: a candidate may write over its results in the next."""
-    conjugate, (x, cos, sin), gradient = given.case.inputs.conjugate, _operands(given), given.gradient.view
+    x, call, gradient = given.x.view, given.call, given.gradient.view
     if direction == "forward":
-        results = {"y": outputs(candidate, x, cos, sin, conjugate=conjugate)}
+        results = {"y": outputs(candidate, x, call)}
     elif candidate.vjp is not None:
-        results = {"the gradient": vjp_outputs(candidate, cos, sin, gradient, conjugate=conjugate)}
+        results = {"the gradient": vjp_outputs(candidate, call, gradient)}
     else:
-        y, gradients = derivatives(candidate, x, cos, sin, gradient, conjugate=conjugate)
+        y, gradients = derivatives(candidate, x, call, gradient)
         results = {"y": y, "the gradient": gradients}
     return {name: tuple(t.clone() for t in tensors) for name, tensors in results.items()}
 

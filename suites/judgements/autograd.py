@@ -11,21 +11,23 @@ checkpointing and several threads are not asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ropecheck.oracle.floats import same
-from ropecheck.oracle.rotation import Rotation, changed_elements, compare, rotate_strict
+from ropecheck.oracle.rotation import changed_elements
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of, elsewhere
-from ..invocation import CandidateFault, applied, divided, guarded, joined, parts, pulled_back, recorded
+from ..families import FAMILIES, Expected, shown
+from ..invocation import CandidateFault, applied, guarded, parts, pulled_back, recorded
 from ..verdicts import Finding, failed, passed
-from .judgement import Judgement, first_of, shown
+from .judgement import Judgement, first_of
 
+_PLACE = ("sample", "token", "head", "channel")
 _SMOKE = (Inputs(batch=2, length=5),)
 _STANDARD = (Inputs(length=5), Inputs(batch=2, length=3, heads=5, table="per-sample"))
 _FULL = (*_STANDARD, Inputs(length=13, payload="special"), Inputs(batch=2, length=64, heads=8, table="per-sample"))
@@ -33,31 +35,32 @@ _FULL = (*_STANDARD, Inputs(length=13, payload="special"), Inputs(batch=2, lengt
 
 @dataclass(frozen=True)
 class Derivative:
-    """A derivative ``got`` [B, S, H, D] that must be what ``rotation`` admits. ``what`` names it."""
+    """A derivative ``got`` [B, S, H, D] that must be what is ``expected``. ``what`` names it."""
 
     what: str
-    rotation: Rotation
+    expected: Expected
     got: Tensor
 
     def fault(self, strict: bool) -> str:
         """What is wrong with it, in words; empty where nothing is."""
         if strict:
-            unlike = changed_elements(self.got, rotate_strict(self.rotation))
+            unlike = changed_elements(self.got, self.expected.strict())
             kind = "are not the strict bytes"
         else:
-            comparison = compare(self.rotation, self.got, samples=0)
-            unlike = comparison.outside + comparison.tail_changed
+            held = self.expected.held(self.got, samples=0)
+            unlike = held.outside + held.moved
             kind = "are not admissible"
         return f"{self.what}: {unlike} of {self.got.numel()} elements {kind}" if unlike else ""
 
     def worst(self) -> dict[str, Any]:
         """The element furthest from what is admissible, or the first that is not strict."""
-        found = compare(self.rotation, self.got, samples=0).worst
-        strict = rotate_strict(self.rotation)
-        index = found[0].index if found else first_of(~same(self.got.contiguous(), strict))
-        place = dict(zip(("sample", "token", "head", "channel"), index, strict=True))
-        ends = {"admissible": [shown(found[0].low), shown(found[0].high)]} if found else {}
-        return {**place, **ends, "strict": shown(float(strict[index])), "got": shown(float(self.got[index]))}
+        found = self.expected.held(self.got, samples=0).worst
+        if found:
+            return {name: found[0][name] for name in (*_PLACE, "admissible", "strict", "got")}
+        strict = self.expected.strict()
+        index = first_of(~same(self.got.contiguous(), strict))
+        place = dict(zip(_PLACE, index, strict=True))
+        return {**place, "strict": shown(float(strict[index])), "got": shown(float(self.got[index]))}
 
 
 def verdict_on(candidate: Candidate, derivatives: Iterator[Derivative]) -> Finding:
@@ -87,61 +90,67 @@ _Way = Callable[[Candidate, Operands, Operands], Iterator[Derivative]]
 
 
 def _recorded(candidate: Candidate, given: Operands) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    return recorded(candidate, given.x.view, given.cos.view, given.sin.view, conjugate=given.case.inputs.conjugate)
+    return recorded(candidate, given.x.view, given.call)
 
 
-def _upstream(candidate: Candidate, given: Operands) -> tuple[Tensor, ...]:
-    return divided(candidate, given.gradient.view)
+def _pulled_back(
+    graph: tuple[tuple[Tensor, ...], tuple[Tensor, ...]], operands: Operands, **keywords: bool
+) -> tuple[Tensor, ...]:
+    """The gradients of a recorded call, with that of ``operands`` coming in."""
+    leaves, results = graph
+    return pulled_back(results, leaves, _upstream(operands), **keywords)
+
+
+def _upstream(given: Operands) -> tuple[Tensor, ...]:
+    return given.family.upstream(given.gradient.view)
 
 
 def _interleaved(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
     graphs = [_recorded(candidate, operands) for operands in (given, other)]
     gradients = [
-        pulled_back(results, leaves, _upstream(candidate, operands))
-        for (leaves, results), operands in zip(graphs, (given, other), strict=True)
+        given.family.undivided(_pulled_back(graph, operands))
+        for graph, operands in zip(graphs, (given, other), strict=True)
     ]
     for what, operands, gradient in zip(("first", "second"), (given, other), gradients, strict=True):
-        yield Derivative(f"the gradient of the {what} of two recorded calls", operands.vjp(), joined(gradient))
+        yield Derivative(
+            f"the gradient of the {what} of two recorded calls", operands.expected(backward=True), gradient
+        )
 
 
 def _again(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
-    leaves, results = _recorded(candidate, given)
-    kept = [
-        joined(pulled_back(results, leaves, _upstream(candidate, operands), retain_graph=True))
-        for operands in (given, other, given)
-    ]
-    first, between, last = kept
-    yield Derivative("the gradient of a retained graph", given.vjp(), first)
-    with_other = replace(given.vjp(), x=other.gradient.as_given())
-    yield Derivative("the second gradient of a retained graph", with_other, between)
+    graph, undivided, expected = _recorded(candidate, given), given.family.undivided, given.expected(backward=True)
+    first, between, last = (
+        undivided(_pulled_back(graph, operands, retain_graph=True)) for operands in (given, other, given)
+    )
+    yield Derivative("the gradient of a retained graph", expected, first)
+    yield Derivative(
+        "the second gradient of a retained graph", expected.with_upstream(other.gradient.as_given()), between
+    )
     if changed := changed_elements(last, first):
         raise CandidateFault(f"{changed} of {first.numel()} elements change when one graph is gone through again")
-    pulled_back(results, leaves, _upstream(candidate, given))
+    _pulled_back(graph, given)
     try:
-        freed = pulled_back(results, leaves, _upstream(candidate, given))
+        freed = _pulled_back(graph, given)
     except CandidateFault:
         # torch refuses to go through a freed graph; one that keeps no tensor may still answer.
         return
-    yield Derivative("the gradient of a freed graph, which was not refused", given.vjp(), joined(freed))
+    yield Derivative("the gradient of a freed graph, which was not refused", expected, undivided(freed))
 
 
 def _accumulated(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
-    tables, conjugate = (given.cos.view, given.sin.view), given.case.inputs.conjugate
-    upstream = [_upstream(candidate, operands) for operands in (given, other)]
-    single = []
-    for gradient in upstream:
-        leaves, results = _recorded(candidate, given)
-        single.append(pulled_back(results, leaves, gradient))
-    yield Derivative("the gradient", given.vjp(), joined(single[0]))
-    yield Derivative("the other gradient", replace(given.vjp(), x=other.gradient.as_given()), joined(single[1]))
+    family, expected = given.family, given.expected(backward=True)
+    single = [_pulled_back(_recorded(candidate, given), operands) for operands in (given, other)]
+    yield Derivative("the gradient", expected, family.undivided(single[0]))
+    with_other = expected.with_upstream(other.gradient.as_given())
+    yield Derivative("the other gradient", with_other, family.undivided(single[1]))
 
-    leaves = tuple(part.detach().requires_grad_() for part in parts(candidate, given.x.view))
+    upstream = [_upstream(operands) for operands in (given, other)]
+    leaves = tuple(part.detach().requires_grad_() for part in parts(candidate, family, given.x.view))
     # Each use by a view of its own: what belongs to one use is summed before the uses are.
-    uses = [applied(candidate, tuple(leaf.view_as(leaf) for leaf in leaves), *tables, conjugate=conjugate)
-            for _ in upstream]  # fmt: skip
+    uses = [applied(candidate, tuple(leaf.view_as(leaf) for leaf in leaves), given.call) for _ in upstream]
     both, gradients = (*uses[0], *uses[1]), (*upstream[0], *upstream[1])
     guarded("the backward of run", lambda: torch.autograd.backward(both, gradients))
-    again = applied(candidate, leaves, *tables, conjugate=conjugate)
+    again = applied(candidate, leaves, given.call)
     guarded("the backward of run", lambda: torch.autograd.backward(again, upstream[0]))
     for leaf, first, second in zip(leaves, *single, strict=True):
         if leaf.grad is None:
@@ -152,33 +161,35 @@ def _accumulated(candidate: Candidate, given: Operands, other: Operands) -> Iter
 
 def _slice(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
     leaves, results = _recorded(candidate, given)
-    used = tuple(y[:, ::2] for y in results)
-    gradients = tuple(g[:, ::2] for g in _upstream(candidate, given))
+    family = given.family
+    every_other = (*(slice(None),) * family.token_dimension, slice(None, None, 2))
+    used, gradients = tuple(y[every_other] for y in results), tuple(g[every_other] for g in _upstream(given))
     upstream = torch.zeros_like(given.gradient.as_given(), memory_format=torch.contiguous_format)
     upstream[:, ::2] = given.gradient.as_given()[:, ::2]
     got = pulled_back(used, leaves, gradients)
-    yield Derivative("the gradient of every other token", replace(given.vjp(), x=upstream), joined(got))
+    expected = given.expected(backward=True).with_upstream(upstream)
+    yield Derivative("the gradient of every other token", expected, family.undivided(got))
 
 
 def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
-    upstream, rotation = _upstream(candidate, given), given.vjp()
-    operands = (given.x.view, given.cos.view, given.sin.view)
-    for at, name in enumerate(("q", "k")):
-        wanted = replace(rotation, x=divided(candidate, rotation.x)[at])
+    family, upstream, whole = given.family, _upstream(given), given.expected(backward=True)
+    for at, name in enumerate(family.activations):
+        wanted = whole.part(at)
         leaves, results = _recorded(candidate, given)
         gradients = where_reached((results[at],), leaves, (upstream[at],))
         used, unused = gradients[at], gradients[1 - at]
         if used is None:
             raise CandidateFault(f"where {name}'s output alone is used, {name} gets no gradient")
-        yield Derivative(f"{name}'s gradient where its output alone is used", wanted, used)
+        yield Derivative(f"{name}'s gradient where its output alone is used", wanted, family.lifted(used))
         if unused is not None and bool((unused != 0).any()):
             raise CandidateFault(f"where {name}'s output alone is used, the other input's gradient is not zero")
-        leaves, results = recorded(candidate, *operands, wanted=(name == "q", name == "k"))
-        alone = pulled_back((results[at],), (leaves[at],), (upstream[at],), retain_graph=True)
-        yield Derivative(f"{name}'s gradient where it alone requires one", wanted, alone[0])
+        leaves, results = recorded(candidate, given.x.view, given.call, wanted=(at == 0, at == 1))
+        (alone,) = pulled_back((results[at],), (leaves[at],), (upstream[at],), retain_graph=True)
+        yield Derivative(f"{name}'s gradient where it alone requires one", wanted, family.lifted(alone))
         if results[1 - at].requires_grad:
-            both = pulled_back(results, (leaves[at],), upstream)
-            yield Derivative(f"{name}'s gradient where it alone requires one and both are used", wanted, both[0])
+            (both,) = pulled_back(results, (leaves[at],), upstream)
+            what = f"{name}'s gradient where it alone requires one and both are used"
+            yield Derivative(what, wanted, family.lifted(both))
 
 
 _WAYS: dict[str, _Way] = {
@@ -196,7 +207,7 @@ def variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
         return
     ways = ("interleaved", "again", "one-of-two") if plan == "smoke" else tuple(_WAYS)
     for way in ways:
-        if way != "one-of-two" or candidate.family == "rotate_pair":
+        if way != "one-of-two" or len(FAMILIES[candidate.family].activations) == 2:
             for given in {"smoke": _SMOKE, "standard": _STANDARD, "full": _FULL}[plan]:
                 yield given, way
 

@@ -80,11 +80,10 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 
 def _call(candidate: Candidate, case: Case, given: Operands) -> None:
-    operands = (given.x.view, given.cos.view, given.sin.view)
     if case.variant == "vjp":
-        vjp(candidate, *operands, given.gradient.view, conjugate=case.inputs.conjugate)
+        vjp(candidate, given.x.view, given.call, given.gradient.view)
     else:
-        forward(candidate, *operands, conjugate=case.inputs.conjugate)
+        forward(candidate, given.x.view, given.call)
 
 
 def _ahead_of_time(candidate: Candidate, case: Case, given: Operands, seed: int) -> list[KernelCode]:

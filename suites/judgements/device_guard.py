@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropecheck.oracle.rotation import compare
-
 from ..candidates import Candidate, described
 from ..cases import Case, Inputs, Operands, build, cases_of
+from ..families import FAMILIES
 from ..invocation import forward, guarded, parts, vjp
 from ..verdicts import Finding, failed, passed
 from ..waiting import keep_busy
-from .judgement import Judgement, verdict_of
+from .judgement import Judgement, finding_of
 
 _SMOKE = (Inputs(),)
 _STANDARD = (
@@ -46,7 +45,7 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
         for direction in directions:
             for where in (_ELSEWHERE, _FROM_ELSEWHERE, _LATE):
                 yield given, f"{direction}/{where}"
-    for other in (*_OTHERS, *(("k",) if candidate.family == "rotate_pair" else ())):
+    for other in (*_OTHERS, *FAMILIES[candidate.family].activations[1:]):
         yield _STANDARD[1], f"{_MIXED}{other}"
 
 
@@ -111,15 +110,13 @@ def judged_on(candidate: Candidate, case: Case, seed: int, gpus: TwoGpus) -> Fin
     # An error on the GPU that is not current has not been reported yet.
     guarded("run", gpus.settle)
     with gpus.at(tensors):
-        backward = direction == "vjp"
-        rotation = given.vjp() if backward else given.rotation()
-        recipe = case.contract.backward if backward else case.contract.forward
-        return verdict_of(compare(rotation, got, seed=seed), given, recipe)
+        return finding_of(given.expected(backward=direction == "vjp").held(got, seed=seed))
 
 
 def _called(candidate: Candidate, given: Operands, direction: str) -> Tensor:
-    operands = (given.x.view, given.cos.view, given.sin.view)
-    return vjp(candidate, *operands, given.gradient.view) if direction == "vjp" else forward(candidate, *operands)
+    if direction == "vjp":
+        return vjp(candidate, given.x.view, given.call, given.gradient.view)
+    return forward(candidate, given.x.view, given.call)
 
 
 def _called_late(
@@ -146,12 +143,14 @@ def _mixed(candidate: Candidate, case: Case, seed: int, gpus: TwoGpus) -> Findin
     here, there = made
     other = case.variant.removeprefix(_MIXED)
     tables = there if other == "tables" else here
-    x = parts(candidate, (there if other == "x" else here).x.view)
+    family = case.bound_family
+    x = parts(candidate, family, (there if other == "x" else here).x.view)
     if other == "k":
-        x = (x[0], parts(candidate, there.x.view)[1])
+        x = (x[0], parts(candidate, family, there.x.view)[1])
+    arguments, keywords = family.arguments(candidate.run, x, tables.call.tables)
     try:
         with gpus.at(gpus.here):
-            candidate.run(*x, tables.cos.view, tables.sin.view)
+            candidate.run(*arguments, **keywords)
     except _REFUSALS as error:
         refusal = described(error)
     except Exception as error:

@@ -53,18 +53,18 @@ def _variants(candidate: Candidate, device: str, dtype: str, plan: str) -> Itera
 
 
 class _Calling(nn.Module):
-    """Calls ``function(x, cos, sin)``, and has nothing else."""
+    """Calls ``function(x, *tables)``, and has nothing else."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Any:
-        return self.function(x, cos, sin)
+    def forward(self, x: Tensor, *tables: Tensor) -> Any:
+        return self.function(x, *tables)
 
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
-    function = as_function(candidate, conjugate=case.inputs.conjugate)
+    function = as_function(candidate, case.bound_family)
     example = build(case, seed)
     others = [build(elsewhere(case), seed + 1)]
     if case.variant == "dynamic":
@@ -91,17 +91,16 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
 def _run(name: str, function: Callable[..., Any], given: Operands) -> Any:
     def execute() -> Any:
         with torch.no_grad():
-            return function(given.x.view, given.cos.view, given.sin.view)
+            return function(given.x.view, *given.call.tables)
 
     return guarded(name, execute)
 
 
 def _exported(function: Callable[..., Any], example: Operands, free: bool) -> torch.export.ExportedProgram:
-    operands = (example.x.view, example.cos.view, example.sin.view)
-    length = torch.export.Dim.DYNAMIC
-    rows = {operands[1].dim() - 2: length}
-    sizes = {"x": {1: length}, "cos": rows, "sin": rows} if free else None
-    return torch.export.export(_Calling(function), operands, dynamic_shapes=sizes)
+    tables, length = example.call.tables, torch.export.Dim.DYNAMIC
+    of_tables = tuple({} if d is None else {d: length} for d in example.family.sizes_of_tokens(tables))
+    sizes = {"x": {1: length}, "tables": of_tables} if free else None
+    return torch.export.export(_Calling(function), (example.x.view, *tables), dynamic_shapes=sizes)
 
 
 def _reloaded(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

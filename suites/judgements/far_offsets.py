@@ -15,14 +15,15 @@ from torch import Tensor
 
 from ropecheck.oracle.contracts import contract
 from ropecheck.oracle.floats import same
-from ropecheck.oracle.rotation import Rotation, compare
+from ropecheck.oracle.rotation import Rotation
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build
-from ..invocation import heads_of_q, joined, outputs
+from ..families import FAMILIES, Call, ExpectedRotation, heads_of_q
+from ..invocation import outputs
 from ..verdicts import PASS, Finding, failed
 from ..views import FAR, FAR_X_VIEWS
-from .judgement import verdict_of
+from .judgement import finding_of
 from .purity import uninitialised_memory_is_nan
 
 VARIANT = "far-offsets"
@@ -39,11 +40,16 @@ def far_inputs(
     beyond; of a pair, q's. On a GPU only, and in 16 bits, where 10 to 20 GiB hold them."""
     if device != "cuda" or dtype != _DTYPE or plan == "smoke":
         return
+    family = FAMILIES[candidate.family]
+    heads = heads_of_q(_HEADS) if len(family.activations) > 1 else _HEADS
+    token = heads * contract(candidate.contract).head_dim
+    if family.flat:
+        yield Inputs(length=2, x_view="tokens-far-apart"), VARIANT
+        yield Inputs(length=far // token + 2, heads=_HEADS), VARIANT
+        return
     yield Inputs(batch=2, length=5, x_view="samples-far-apart"), VARIANT
     yield Inputs(length=2, x_view="tokens-far-apart"), VARIANT
-    heads = heads_of_q(_HEADS) if candidate.family == "rotate_pair" else _HEADS
-    samples = far // (_LENGTH * heads * contract(candidate.contract).head_dim) + 2
-    yield Inputs(batch=samples, length=_LENGTH, heads=_HEADS), VARIANT
+    yield Inputs(batch=far // (_LENGTH * token) + 2, length=_LENGTH, heads=_HEADS), VARIANT
 
 
 def judge_far(candidate: Candidate, case: Case, seed: int) -> Finding:
@@ -56,29 +62,32 @@ def judge_far(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 
 def _judged(candidate: Candidate, case: Case, seed: int) -> Finding:
-    given = case.inputs
-    repeated = 1 if given.x_view == "tokens-far-apart" else 0
+    given, family = case.inputs, case.bound_family
+    repeated = 1 if given.x_view == "tokens-far-apart" or family.flat else 0
     count = (given.batch, given.length)[repeated]
     one = _one(case, repeated, seed)
-    cos, sin = one.cos.view, one.sin.view
+    cos, sin, call = one.cos.view, one.sin.view, one.call
     if repeated == 1:
-        cos, sin = (table.expand(count, -1).contiguous() for table in (cos, sin))
+        cos, sin = (table.expand(2, -1) for table in (cos, sin))
+        call = Call(family, family.repeated(call.tables, count))
     x = _expanded(one.x.view, repeated, count)
     x = FAR_X_VIEWS[given.x_view](x).view if given.x_view in FAR_X_VIEWS else x.contiguous()
     with uninitialised_memory_is_nan():
-        got = outputs(candidate, x, cos, sin)
-    ends = joined(tuple(torch.cat((y.narrow(repeated, 0, 1), y.narrow(repeated, count - 1, 1)), repeated) for y in got))
-    ends_cos, ends_sin = (cos, sin) if repeated == 0 else (cos[:2], sin[:2])
-    rotation = Rotation(
-        _expanded(one.x.as_given(), repeated, 2), ends_cos, ends_sin, case.contract.pairing, case.contract.forward
+        got = outputs(candidate, x, call)
+    along = family.token_dimension if repeated == 1 else 0
+    ends = family.joined(
+        tuple(torch.cat((y.narrow(along, 0, 1), y.narrow(along, count - 1, 1)), along) for y in got)
     )
-    told = replace(one, case=case, positions=one.positions.expand(2, -1) if repeated == 1 else one.positions)
-    finding = verdict_of(compare(rotation, ends, seed=seed), told, case.contract.forward)
+    rotation = Rotation(
+        _expanded(one.x.as_given(), repeated, 2), cos, sin, case.contract.pairing, case.contract.forward
+    )
+    where = one.positions.expand(2, -1) if repeated == 1 else one.positions
+    finding = finding_of(ExpectedRotation(rotation, family, where).held(ends, seed=seed))
     name = ("samples", "tokens")[repeated]
     facts: dict[str, Any] = {**finding.facts, f"{name} judged": [0, count - 1], f"{name} compared": count}
     if finding.verdict != PASS:
         return replace(finding, facts=facts)
-    unlike = sorted({index for y in got for index in _unlike_the_first(y, repeated)})
+    unlike = sorted({index for y in got for index in _unlike_the_first(y, along)})
     if unlike:
         reason = f"{len(unlike)} of {count} {name} are not the first one's bytes, though they hold the same data"
         return failed(f"{reason}; the first of them is number {unlike[0]}", **facts)

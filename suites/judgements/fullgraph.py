@@ -19,17 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropecheck.oracle.certify import certify
 from ropecheck.oracle.floats import same
-from ropecheck.oracle.recipes import Recipe
-from ropecheck.oracle.rotation import Rotation, compare
 
 from ..candidates import Candidate
 from ..captured_graphs import CapturingBackend, CountingBackend, fresh_compiler
 from ..cases import Case, Inputs, Operands, build, cases_of, elsewhere
+from ..families import Family
 from ..invocation import CandidateFault, as_function, guarded
 from ..verdicts import PASS, Finding, failed, passed
-from .judgement import Judgement, element, first_of
+from .judgement import Judgement, first_of
 
 _PLAIN = Inputs(batch=2)
 _PACKED = Inputs(batch=2, x_view="packed-qkv", gradient_view="heads-first")
@@ -67,7 +65,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     calls = [build(case, seed), build(elsewhere(case), seed + 1)]
     if shapes == "dynamic":
         calls += [build(_other_size(case, by), seed) for by in (5, 3)]
-    call = _Call(candidate, case.inputs.conjugate, direction)
+    call = _Call(candidate, case.bound_family, direction)
     # A compiled output is not to be judged by an eager one that the candidate has since written over.
     expected = [[t.clone() for t in call(call.function, given)] for given in calls]
     with fresh_compiler():
@@ -116,7 +114,7 @@ def _other_size(case: Case, by: int) -> Case:
 class _Call:
     """How a case calls the candidate: ``function``, and what its results are."""
 
-    def __init__(self, candidate: Candidate, conjugate: bool, direction: str) -> None:
+    def __init__(self, candidate: Candidate, family: Family, direction: str) -> None:
         self.alone = direction == "vjp" and candidate.vjp is not None
         self.differentiates = direction == "vjp" and not self.alone
         self.names = ("y", "the gradient") if self.differentiates else ("the gradient",) if self.alone else ("y",)
@@ -124,7 +122,7 @@ class _Call:
             # A separate backward has the forward's signature.
             claims = tuple(claim for claim in candidate.provides if claim != "vjp")
             candidate = replace(candidate, run=candidate.vjp, vjp=None, provides=claims)
-        self.function = as_function(candidate, conjugate=conjugate)
+        self.function = as_function(candidate, family)
 
     def compiled(self, backend: CountingBackend, shapes: str) -> Callable[[Operands], tuple[Tensor, ...]]:
         function = torch.compile(self.function, backend=backend, fullgraph=True, dynamic=shapes == "dynamic")
@@ -132,12 +130,12 @@ class _Call:
 
     def __call__(self, function: Callable[..., Any], given: Operands, name: str = "run") -> tuple[Tensor, ...]:
         """``function``'s results on ``given``. Raises CandidateFault, also where it returns no tensor."""
-        cos, sin, gradient = given.cos.view, given.sin.view, given.gradient.view
+        tables, gradient = given.call.tables, given.gradient.view
 
         def execute() -> tuple[Any, ...]:
             with torch.set_grad_enabled(self.differentiates):
                 x = gradient if self.alone else given.x.view.detach()
-                y = function(x.requires_grad_(self.differentiates), cos, sin)
+                y = function(x.requires_grad_(self.differentiates), *tables)
             return (y, *torch.autograd.grad(y, x, gradient)) if self.differentiates else (y,)
 
         results = guarded(name, execute)
@@ -154,33 +152,31 @@ def _equal(got: Tensor, eager: Tensor) -> Finding:
     return failed(f"{int(differs.sum())} of {got.numel()} elements are not those of an eager call", where)
 
 
-def _admissible(given: Operands, name: str, got: Tensor, seed: int) -> Finding:
+def _admissible(given: Operands, output: str, got: Tensor, seed: int) -> Finding:
     """Whether each element of ``got`` is admissible under one of the recipes that elision may leave."""
-    rotation: Rotation = given.rotation() if name == "y" else given.vjp()
     missed = torch.ones(got.shape, dtype=torch.bool, device=got.device)
-    recipes: list[Recipe] = []
-    worst, certified, tail_changed = [], 0, 0
-    for recipe in rotation.recipe.with_roundings_elided():
+    names: list[str] = []
+    certified = 0
+    for name, expected in given.expected(backward=output != "y").elided():
         outside = torch.empty_like(missed)
-        comparison = compare(replace(rotation, recipe=recipe), got, seed=seed, missed=outside)
-        certified += certify(recipe, [*comparison.sample, *comparison.worst], got.dtype).points
-        worst, tail_changed = comparison.worst, comparison.tail_changed
+        held = expected.held(got, seed=seed, missed=outside)
+        certified += held.facts["certified points"]
         missed &= outside
-        recipes.append(recipe)
+        names.append(name)
         if not bool(missed.any()):
             break
-    facts: dict[str, Any] = {"recipes": [recipe.name for recipe in recipes], "certified points": certified}
-    if tail_changed:
-        return failed(f"{tail_changed} pass-through elements changed", **facts)
+    facts: dict[str, Any] = {"recipes": names, "certified points": certified}
+    if held.moved:
+        return failed(f"{held.moved} pass-through elements changed", **facts)
     if not bool(missed.any()):
         return passed(**facts)
+    place = ("sample", "token", "head", "channel")
     # The last recipe leaves out all it can; its worst element that no other admits explains best.
-    point = next((p for p in worst if bool(missed[p.index])), None)
-    first = dict(zip(("sample", "token", "head", "channel"), first_of(missed), strict=True))
+    worst = next((w for w in held.worst if bool(missed[tuple(w[name] for name in place)])), None)
     count = int(missed.sum())
     return failed(
         f"{count} of {got.numel()} elements are not admissible, whichever intermediate roundings are left out",
-        element(given, point) if point else first,
+        worst or dict(zip(place, first_of(missed), strict=True)),
         **facts,
     )
 

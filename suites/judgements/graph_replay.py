@@ -75,7 +75,7 @@ class _Captured:
     def __init__(self, candidate: Candidate, case: Case, seed: int, graphs: CudaGraphs) -> None:
         self.graphs = graphs
         backward = case.variant.startswith("vjp")
-        self.call = bare_call(candidate, backward=backward, conjugate=case.inputs.conjugate)
+        self.call = bare_call(candidate, case.bound_family, backward=backward)
         self.read = _operands(case, seed)
         self.fills = [_Fill(name, placed, self._eager(placed)) for name, placed in _fills(case, seed)]
         self.recorded: Recorded | None = None
@@ -136,23 +136,27 @@ class _Captured:
 
 def _operands(case: Case, seed: int) -> tuple[Placed, ...]:
     made = build(case, seed)
-    return made.x, made.cos, made.sin, made.gradient
+    return (*made.placed().values(), made.gradient)
 
 
 def _fills(case: Case, seed: int) -> Iterator[tuple[str, tuple[Placed, ...]]]:
     """What the graph's memory is filled with, each in memory of its own, laid out alike."""
-    x, cos, sin, gradient = _operands(case, seed)
-    other_x, _, _, other_gradient = _operands(case, seed + 1)
+    x, *tables, gradient = _operands(case, seed)
+    other_x, *_, other_gradient = _operands(case, seed + 1)
     elsewhere = "far" if case.inputs.positions == "ramp" else "ramp"
     moved = _operands(replace(case, inputs=replace(case.inputs, positions=elsewhere)), seed)
-    yield "the data of the capture", (x, cos, sin, gradient)
-    yield "other data", (other_x, cos, sin, other_gradient)
-    yield "other data at other positions", (other_x, moved[1], moved[2], other_gradient)
+    yield "the data of the capture", (x, *tables, gradient)
+    yield "other data", (other_x, *tables, other_gradient)
+    yield "other data at other positions", (other_x, *moved[1:-1], other_gradient)
 
 
 def _overwritten(own: Placed, new: Placed, garbage: int) -> Tensor:
     """Fill ``own``'s storage with ``garbage``, its view with ``new``'s values; the bytes that it then holds."""
-    own.storage.fill_(garbage)
+    if own.view.is_floating_point():
+        own.storage.fill_(garbage)
+    else:
+        # As a position, garbage would be a read outside the cache, which breaks the process of whoever reads it.
+        own.storage.copy_(new.storage)
     own.view.copy_(new.view)
     return own.storage.clone()
 

@@ -16,16 +16,16 @@ Batched gradients (``is_grads_batched``) are not asked for, nor is forward-mode 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ropecheck.oracle.contracts import contract
-from ropecheck.oracle.rotation import Rotation
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of, elsewhere
-from ..invocation import CandidateFault, divided, joined, recorded
+from ..families import Expected
+from ..invocation import CandidateFault, recorded
 from ..verdicts import Finding
 from .autograd import SEPARATE, Derivative, verdict_on, where_reached
 from .judgement import Judgement
@@ -58,14 +58,12 @@ class _Graph:
 
     @classmethod
     def of(cls, candidate: Candidate, given: Operands, other: Operands) -> _Graph:
-        operands = (given.x.view, given.cos.view, given.sin.view)
-        leaves, results = recorded(candidate, *operands, conjugate=given.case.inputs.conjugate)
+        leaves, results = recorded(candidate, given.x.view, given.call)
         return cls(given, (given.gradient.view, other.x.view, other.gradient.view), leaves, results)
 
-    def rotation(self, order: int) -> Rotation:
+    def expected(self, order: int) -> Expected:
         """The oracle's side of the derivative of ``order`` 1, 2 or 3."""
-        like = self.given.rotation() if order == 2 else self.given.vjp()
-        return replace(like, x=self.upstream[order - 1], is_gradient=True)
+        return self.given.expected(backward=order != 2).with_upstream(self.upstream[order - 1])
 
 
 def _derivatives(candidate: Candidate, graphs: tuple[_Graph, ...]) -> Iterator[Derivative]:
@@ -73,7 +71,8 @@ def _derivatives(candidate: Candidate, graphs: tuple[_Graph, ...]) -> Iterator[D
     results, wanted = [g.results for g in graphs], [g.leaves for g in graphs]
     for order, name in enumerate(("first", "second", "third"), 1):
         upstream = [
-            tuple(part.detach().requires_grad_() for part in divided(candidate, g.upstream[order - 1])) for g in graphs
+            tuple(part.detach().requires_grad_() for part in g.given.family.upstream(g.upstream[order - 1]))
+            for g in graphs
         ]
         if order > 1:
             for graph, outputs, gradients in zip(graphs, results, upstream, strict=True):
@@ -84,7 +83,7 @@ def _derivatives(candidate: Candidate, graphs: tuple[_Graph, ...]) -> Iterator[D
         ]
         for number, (graph, gradients) in enumerate(zip(graphs, got, strict=True), 1):
             what = f"the derivative of the {name} order" + (f" of recorded call {number}" if len(graphs) > 1 else "")
-            yield Derivative(what, graph.rotation(order), joined(gradients).detach())
+            yield Derivative(what, graph.expected(order), graph.given.family.undivided(gradients).detach())
         results, wanted = got, upstream
 
 

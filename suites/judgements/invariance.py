@@ -18,11 +18,12 @@ from ropecheck.oracle.floats import same
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, cases_of
+from ..families import shown
 from ..invocation import forward, vjp
 from ..layouts import LAYOUTS, PADDING, SINGLE, Layout, flat_index, gather, scatter
 from ..payloads import PAYLOADS, Slots
 from ..verdicts import Finding, failed, passed
-from .judgement import Judgement, first_of, shown
+from .judgement import Judgement, first_of
 
 LENGTHS = {"unequal": (11, 16, 13, 19), "equal": (13, 13, 13, 13)}
 """Workloads. With 5 heads and a width of 21 tokens, heads, sequence and batch are pairwise coprime."""
@@ -69,19 +70,19 @@ class _Logical:
         """The output of every logical token, [tokens, H, D], through ``layout``."""
         out = torch.zeros_like(self.x)
         padding = float("nan") if self.case.inputs.payload != "special" else torch.finfo(self.x.dtype).max
-        conjugate, device = self.case.inputs.conjugate, self.case.device
-        for call in layout.arrange(self.lengths):
-            index = flat_index(call, self.lengths)
+        family, device = self.case.bound_family, self.case.device
+        for arranged in layout.arrange(self.lengths):
+            index = flat_index(arranged, self.lengths)
+            # Without a batch dimension the rows of a batch lie end to end, padding and all.
+            index = index.reshape(1, -1) if family.flat else index
             x, gradient = (gather(t, index, padding).to(device) for t in (self.x, self.gradient))
             # Rows at the same coordinates share one table, as a batch of equal images does.
             where = gather(self.positions, index, PADDING)
             shared = bool((where == where[:1]).all())
             rows = 0 if shared else slice(None)
             cos, sin = (gather(t, index, padding)[rows].to(device) for t in (self.cos, self.sin))
-            if backward:
-                got = vjp(candidate, x, cos, sin, gradient, conjugate=conjugate)
-            else:
-                got = forward(candidate, x, cos, sin, conjugate=conjugate)
+            call = family.call(cos, sin)
+            got = vjp(candidate, x, call, gradient) if backward else forward(candidate, x, call)
             scatter(got.cpu(), index, out)
         return out
 

@@ -16,7 +16,7 @@ bound leaves the last place of a 16-bit result free.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,9 +28,10 @@ from ropecheck.oracle.rotation import Rotation, compare
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
+from ..families import shown
 from ..invocation import forward
 from ..verdicts import Finding, failed, passed
-from .judgement import Judgement, first_of, shown
+from .judgement import Judgement, first_of
 
 _POSITIONS = 1 << 17
 _SMOKE = (Inputs(),)
@@ -77,9 +78,11 @@ class _Asked:
     def rotated(self, x: Tensor, tables: tuple[Tensor, Tensor], *, back: bool = False) -> Tensor:
         """The candidate's rotation of x; ``back`` the other way, by its own flag where it claims to have one."""
         cos, sin = tables
+        family = self.given.family
         if back and "conjugate" in self.candidate.provides:
-            return forward(self.candidate, x, cos, sin, conjugate=True)
-        return forward(self.candidate, x, cos, -sin if back else sin)
+            turned = replace(family, inputs=replace(family.inputs, conjugate=True))
+            return forward(self.candidate, x, turned.call(cos, sin))
+        return forward(self.candidate, x, family.call(cos, -sin if back else sin))
 
     def pairs(self, x: Tensor) -> Tensor:
         """fp64 [2, B, S, H, lanes]: the members of each pair."""

@@ -53,12 +53,12 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
 
 
 def _call(candidate: Candidate, given: Operands, variant: str) -> Callable[[], Any]:
-    operands = (given.x.view, given.cos.view, given.sin.view)
+    x, call, gradient = given.x.view, given.call, given.gradient.view
     if variant == "vjp" and candidate.vjp is None:
-        return lambda: derivatives(candidate, *operands, given.gradient.view)
+        return lambda: derivatives(candidate, x, call, gradient)
     if variant == "vjp":
-        return lambda: vjp_outputs(candidate, *operands[1:], given.gradient.view, on_the_spot=True)
-    return lambda: outputs(candidate, *operands, on_the_spot=True)
+        return lambda: vjp_outputs(candidate, call, gradient, on_the_spot=True)
+    return lambda: outputs(candidate, x, call, on_the_spot=True)
 
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
@@ -70,7 +70,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         return Finding("not-applicable", "an interpreted kernel copies by the interpreter's nature")
     differentiates = case.variant == "vjp" and candidate.vjp is None
     tensors = 0 if candidate.in_place else 1 + differentiates
-    if candidate.family == "rotate_pair" and "strided" not in candidate.provides:
+    if len(given.family.activations) > 1 and "strided" not in candidate.provides:
         # The judge's own copies, of what the candidate is given.
         tensors += 1
     allowed = tensors * given.x.view.numel() * given.x.view.element_size()
@@ -99,10 +99,10 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 def _waits_for_the_gpu(candidate: Candidate, given: Operands, variant: str) -> bool:
     """Raises :class:`CandidateFault` where torch itself says so."""
-    function = bare_call(candidate, backward=variant == "vjp")
+    function = bare_call(candidate, given.family, backward=variant == "vjp")
 
     def call() -> object:
-        return function(given.x.view, given.cos.view, given.sin.view, given.gradient.view)
+        return function(given.x.view, *given.call.tables, given.gradient.view)
 
     def without_waiting() -> None:
         with waiting_refused():

@@ -80,15 +80,13 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 
 def _seen(candidate: Candidate, given: Operands, case: Case) -> list[OperatorCall]:
-    operands, gradient = (given.x.view, given.cos.view, given.sin.view), given.gradient.view
-    conjugate = case.inputs.conjugate
     with OperatorsSeen() as seen:
         if case.variant == "forward":
-            outputs(candidate, *operands, conjugate=conjugate)
+            outputs(candidate, given.x.view, given.call)
         elif candidate.vjp is None:
-            derivatives(candidate, *operands, gradient, conjugate=conjugate)
+            derivatives(candidate, given.x.view, given.call, given.gradient.view)
         else:
-            vjp_outputs(candidate, *operands[1:], gradient, conjugate=conjugate)
+            vjp_outputs(candidate, given.call, given.gradient.view)
     return seen.distinct()
 
 

@@ -57,7 +57,6 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    operands = (given.x.view, given.cos.view, given.sin.view)
     launched_kernels()
     opened = candidate.trace() if candidate.trace is not None else nullcontext([])
     cuda = case.device == "cuda"
@@ -66,9 +65,9 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         compiled = observed.enter_context(launched_triton_binaries()) if cuda else {}
         launches = observed.enter_context(opened)
         if case.variant == "vjp":
-            vjp(candidate, *operands, given.gradient.view)
+            vjp(candidate, given.x.view, given.call, given.gradient.view)
         else:
-            forward(candidate, *operands)
+            forward(candidate, given.x.view, given.call)
         if cuda:
             torch.cuda.synchronize()
     events = profiler.events() or [] if profiler is not None else []

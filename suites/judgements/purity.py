@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from ropecheck.oracle.rotation import rotate_strict
-
 from ..candidates import Candidate
 from ..cases import Case, Inputs, build, cases_of
 from ..invocation import forward, vjp
@@ -68,22 +66,21 @@ def uninitialised_memory_is_nan() -> Iterator[None]:
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    backward, conjugate = case.variant == "vjp", case.inputs.conjugate
-    operands = (given.x.view, given.cos.view, given.sin.view)
+    backward = case.variant == "vjp"
     watched = {**given.placed(), **({"gradient": given.gradient} if backward else {})}
     written = given.gradient if backward else given.x
     values = written.view.clone()
     with uninitialised_memory_is_nan():
         if backward:
-            got = vjp(candidate, *operands, given.gradient.view, conjugate=conjugate, on_the_spot=True)
+            got = vjp(candidate, given.x.view, given.call, given.gradient.view, on_the_spot=True)
         else:
-            got = forward(candidate, *operands, conjugate=conjugate, on_the_spot=True)
+            got = forward(candidate, given.x.view, given.call, on_the_spot=True)
     got = got.clone() if candidate.in_place else got
     if candidate.in_place:
         # What may have changed is put back; what is left is what may not have.
         written.view.copy_(values)
     changed = {name: placed.changed_bytes() for name, placed in watched.items()}
-    expected = rotate_strict(given.vjp() if backward else given.rotation())
+    expected = given.expected(backward=backward).strict()
     unwritten = got.isnan() & ~expected.isnan()
     facts: dict[str, Any] = {"bytes changed": changed, "elements": got.numel()}
     facts["NaN or unwritten"] = int(unwritten.sum())

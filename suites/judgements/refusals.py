@@ -20,6 +20,7 @@ from ..candidates import Candidate, described
 from ..cases import Case, Inputs, Operands, build, cases_of
 from ..invocation import parts
 from ..verdicts import Finding, failed, passed
+from .bad_calls import BAD_CALLS
 from .judgement import Judgement
 
 _REFUSALS = (TypeError, ValueError, RuntimeError, NotImplementedError)
@@ -64,6 +65,10 @@ _DISAGREES = "k-of-"
 def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
     given = Inputs(batch=2, table="per-sample")
     own = contract(candidate.contract)
+    if candidate.family in BAD_CALLS:
+        for name in list(BAD_CALLS[candidate.family])[: 4 if plan == "smoke" else None]:
+            yield given, name
+        return
     for name in list(_BAD)[:4] if plan == "smoke" else _BAD:
         if name == "tables-of-fp16" and own.table_dtype != "float32":
             continue
@@ -77,14 +82,18 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
 
 def _bad_call(candidate: Candidate, variant: str, given: Operands) -> tuple[tuple[Any, ...], str]:
     """The arguments of the bad call, and the pattern of the argument that the refusal must name."""
+    family = given.family
+    if family.name in BAD_CALLS:
+        call, argument = BAD_CALLS[family.name][variant]
+        return call(*parts(candidate, family, given.x.view), *given.call.tables), argument
     cos, sin = given.cos.view, given.sin.view
     if variant.startswith(_DISAGREES):
         disagree, argument = _BAD_PAIR[variant.removeprefix(_DISAGREES)]
-        return (*disagree(*parts(candidate, given.x.view)), cos, sin), argument
+        return (*disagree(*parts(candidate, family, given.x.view)), cos, sin), argument
     spoil, argument = _BAD[variant.removeprefix(_ONTO_K)]
     if candidate.family == "rotate":
         return spoil(given.x.view, cos, sin), argument
-    q, k = parts(candidate, given.x.view)
+    q, k = parts(candidate, family, given.x.view)
     if variant.startswith(_ONTO_K):
         return (q, *spoil(k, cos, sin)), "k"
     bad = spoil(q, cos, sin)

@@ -58,10 +58,9 @@ def _variants(candidate: Candidate, device: str, plan: str) -> Iterator[tuple[In
 
 
 def _call(candidate: Candidate, given: Operands, variant: str) -> torch.Tensor:
-    operands = (given.x.view, given.cos.view, given.sin.view)
     if variant.startswith("vjp"):
-        return vjp(candidate, *operands, given.gradient.view)
-    return forward(candidate, *operands)
+        return vjp(candidate, given.x.view, given.call, given.gradient.view)
+    return forward(candidate, given.x.view, given.call)
 
 
 def _inputs_differ(given: Operands, other: Operands, variant: str) -> bool:
@@ -108,9 +107,9 @@ def _stale_table(candidate: Candidate, case: Case, given: Operands, seed: int) -
     """Write another table into the memory of the first: the output must be that of the other table."""
     elsewhere = "far" if case.inputs.positions == "ramp" else "ramp"
     other = build(replace(case, inputs=replace(case.inputs, positions=elsewhere)), seed)
-    expected = _call(candidate, replace(given, cos=other.cos, sin=other.sin), case.variant).clone()
-    given.cos.view.copy_(other.cos.view)
-    given.sin.view.copy_(other.sin.view)
+    expected = _call(candidate, replace(given, tables=other.tables), case.variant).clone()
+    for name, table in given.tables.items():
+        table.view.copy_(other.tables[name].view)
     count = int((~same(_call(candidate, given, case.variant), expected)).sum())
     return f"{count} of {expected.numel()} elements are those of a table that was overwritten since" if count else ""
 

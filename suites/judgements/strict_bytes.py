@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ropecheck.oracle.floats import from_key, key, same
-from ropecheck.oracle.rotation import compare, rotate_strict
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, build, cases_of
+from ..families import shown
 from ..invocation import forward, vjp
 from ..verdicts import Finding, failed, passed
-from .judgement import Judgement, first_of, shown
+from .judgement import Judgement, first_of
 
 _SMOKE = (Inputs(length=64), Inputs(length=3, heads=8, payload="hard-to-round", positions="ramp"))
 _STANDARD = (
@@ -48,19 +48,19 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    operands, conjugate = (given.x.view, given.cos.view, given.sin.view), case.inputs.conjugate
-    if case.variant == "vjp":
-        rotation, got = given.vjp(), vjp(candidate, *operands, given.gradient.view, conjugate=conjugate)
+    backward = case.variant == "vjp"
+    if backward:
+        got = vjp(candidate, given.x.view, given.call, given.gradient.view)
     else:
-        rotation, got = given.rotation(), forward(candidate, *operands, conjugate=conjugate)
-    expected = rotate_strict(rotation)
+        got = forward(candidate, given.x.view, given.call)
+    whole = given.expected(backward=backward)
+    expected, held = whole.strict(), whole.held(got, samples=0)
     differs = ~same(got, expected)
-    comparison = compare(rotation, got, samples=0)
     facts = {
         "elements": got.numel(),
         "unlike": int(differs.sum()),
-        "fingerprint": list(comparison.fingerprint),
-        "elements unlike each form": comparison.unlike,
+        "fingerprint": list(held.fingerprint),
+        "elements unlike each form": held.unlike,
     }
     if not facts["unlike"]:
         return passed(**facts)
@@ -72,7 +72,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         "neighbours": [shown(float(below)), shown(float(above))],
         "got": shown(float(got[index])),
     }
-    forms = " and ".join(comparison.fingerprint) or "no single form"
+    forms = " and ".join(held.fingerprint) or "no single form"
     unlike = f"{facts['unlike']} of {facts['elements']} elements are not the strict bytes"
     reason = f"{unlike}; {forms} reproduces all of them"
     return failed(reason, worst, **facts)

@@ -28,18 +28,19 @@ from ropecheck.oracle.recipes import Recipe
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
-from ..invocation import CandidateFault, applied, divided, parts
+from ..families import FAMILIES, Call, shown
+from ..invocation import CandidateFault, applied, parts
 from ..verdicts import Finding, failed, passed
 from .autograd import SEPARATE, where_reached
-from .judgement import Judgement, first_of, shown
+from .judgement import Judgement, first_of
 
 _REFUSAL = re.compile(
-    r"\b(cos|cosine|sin|sine|tables?|gradients?|grad|requires_grad|derivatives?|differentia(ble|te|tion))\b", re.I
+    r"\b(cos|cosine|sin|sine|(cos_sin_)?cache|tables?|gradients?|grad|requires_grad|derivatives?|differentia(ble|te|tion))\b",
+    re.I,
 )
 _REFUSES_BY = (TypeError, ValueError, RuntimeError, NotImplementedError)
 _SMOKE = (Inputs(batch=2, length=5),)
 _STANDARD = (Inputs(batch=2, length=5), Inputs(batch=2, length=5, table="per-sample"))
-_WANTED = ("cos", "sin", "both")
 _ALONE = "-without-x"
 
 
@@ -51,8 +52,9 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
         yield _SMOKE[0], "both"
         yield _SMOKE[0], "both" + _ALONE
         return
+    names = FAMILIES[candidate.family].differentiable_tables
     for given in _STANDARD:
-        for wanted in _WANTED:
+        for wanted in (*names, "both") if len(names) > 1 else ("both",):
             yield given, wanted
             yield given, wanted + _ALONE
     if plan == "full":
@@ -65,10 +67,10 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     if candidate.vjp is not None:
         return Finding("not-applicable", SEPARATE)
     given = build(case, seed)
-    wanted = case.variant.removesuffix(_ALONE)
+    wanted, possible = case.variant.removesuffix(_ALONE), given.family.differentiable_tables
     tables = {
-        name: placed.view.detach().requires_grad_(wanted in (name, "both"))
-        for name, placed in (("cos", given.cos), ("sin", given.sin))
+        name: placed.view.detach().requires_grad_(name in possible and wanted in (name, "both"))
+        for name, placed in given.tables.items()
     }
     try:
         gradients = _gradients(candidate, given, tables, of_x=not case.variant.endswith(_ALONE))
@@ -88,20 +90,25 @@ def _gradients(
     candidate: Candidate, given: Operands, tables: dict[str, Tensor], *, of_x: bool
 ) -> dict[str, Tensor | None] | None:
     """What autograd gives for each table that requires a gradient; None where the outputs have no graph."""
-    leaves = tuple(part.detach().requires_grad_(of_x) for part in parts(candidate, given.x.view))
-    results = applied(candidate, leaves, tables["cos"], tables["sin"], conjugate=given.case.inputs.conjugate)
+    leaves = tuple(part.detach().requires_grad_(of_x) for part in parts(candidate, given.family, given.x.view))
+    results = applied(candidate, leaves, Call(given.family, tuple(tables.values())))
     if not all(y.requires_grad for y in results):
         return None
     asked = {name: table for name, table in tables.items() if table.requires_grad}
-    upstream = divided(candidate, given.gradient.view)
+    upstream = given.family.upstream(given.gradient.view)
     return dict(zip(asked, where_reached(results, tuple(asked.values()), upstream), strict=True))
 
 
 def _compared(given: Operands, gradients: dict[str, Tensor | None]) -> Finding:
     facts: dict[str, Any] = {}
-    for name, got in gradients.items():
-        if got is None:
+    reached = {name: got for name, got in gradients.items() if got is not None}
+    for name in gradients:
+        if name not in reached:
             return failed(f"{name} requires a gradient and gets None", **facts)
+    read, beyond = given.family.gradients_read(tuple(p.view for p in given.tables.values()), reached)
+    if beyond:
+        return failed(f"{beyond} elements of the gradient of what no token reads are not zero", **facts)
+    for name, got in read.items():
         exact, bound = _exact(given, name)
         error = (got.double() - exact).abs()
         outside = ~(error <= bound)

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from ropecheck.kernels.reference import rotate_reference
+from ropecheck.oracle.contracts import contract
 from ropecheck.suites.candidates import Candidate, CandidateError
-from ropecheck.suites.invocation import heads_of_q, joined, parts
+from ropecheck.suites.cases import Inputs
+from ropecheck.suites.families import RotatePair, heads_of_q
+from ropecheck.suites.invocation import parts
 from ropecheck.suites.judgements import JUDGEMENTS
 
 Failing = Callable[..., dict[str, str]]
@@ -146,17 +149,18 @@ def test_the_tensor_of_the_worst_element_is_named(ask: Callable[..., list[object
 
 def test_a_family_must_be_known() -> None:
     """Any other name is one sentence."""
-    with pytest.raises(CandidateError, match="family must be one of rotate, rotate_pair, not 'pair'"):
+    with pytest.raises(CandidateError, match="family must be one of rotate, rotate_pair, rotate_qk"):
         candidate(right, family="pair")
 
 
 def test_parts_are_undone_by_joining() -> None:
     """q and k are x's heads, in order, and views of its memory."""
     x = torch.randn(2, 3, 8, 4)
-    q, k = parts(candidate(right), x)
+    family = RotatePair(contract("qwen-image"), Inputs(heads=8))
+    q, k = parts(candidate(right), family, x)
     assert (q.shape[2], k.shape[2]) == (heads_of_q(8), 8 - heads_of_q(8)) == (6, 2)
     assert q.data_ptr() == x.data_ptr()
-    assert torch.equal(joined((q, k)), x)
+    assert torch.equal(family.joined((q, k)), x)
 
 
 def test_no_pair_is_left_without_a_head() -> None:

@@ -1,0 +1,167 @@
+"""What a family is: a call signature, bound to the contract and the inputs of one case.
+
+The judgements think in one logical x [B, S, H, D], or [1, T, H, D] where the family has no batch dimension, and in the
+cosines and sines that its tokens read. A family turns these into the arguments of a call, and what comes out back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..views import Placed
+
+if TYPE_CHECKING:
+    from ropecheck.oracle.contract import Contract
+
+    from ..cases import Inputs, Operands
+    from .expected import Expected
+
+Asked = tuple["Inputs | tuple[Inputs, str]", ...]
+"""Inputs of cases, each with the variant of its judgement where that has any."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one tensor that a call returns must be like: ``like`` in dtype and device, of one of ``shapes``."""
+
+    name: str
+    like: Tensor
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a candidate is given in a call besides the activations. ``tables`` as :meth:`Family.packed` orders them."""
+
+    family: Family
+    tables: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Family(ABC):
+    """A call signature, bound to the contract ``own`` and the ``inputs`` of a case.
+
+    ``activations`` and ``outputs`` name what ``run`` takes first and what it returns. A ``flat`` family has no batch
+    dimension: the samples of a case lie end to end. ``differentiable_tables`` name what of :meth:`packed` may require a
+    gradient. ``options`` are those that its inputs may name, ``unclaimable``
+    the claims that its signature has no room for, each with the reason.
+    """
+
+    own: Contract
+    inputs: Inputs
+
+    name: ClassVar[str]
+    activations: ClassVar[tuple[str, ...]]
+    outputs: ClassVar[tuple[str, ...]]
+    flat: ClassVar[bool] = False
+    differentiable_tables: ClassVar[tuple[str, ...]]
+    options: ClassVar[frozenset[str]] = frozenset()
+    unclaimable: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    @abstractmethod
+    def takes(cls, own: Contract) -> bool:
+        """Whether candidates of this family can keep a contract."""
+
+    @classmethod
+    def fitted(cls, own: Contract, inputs: Inputs) -> Inputs:
+        """``inputs`` as near as the family can come to them."""
+        return inputs
+
+    @classmethod
+    def further(cls, judgement: str, plan: str) -> Asked:
+        """What a judgement asks of this family alone, besides what it asks of all."""
+        return ()
+
+    def suits(self, run: Callable[..., Any]) -> bool:
+        """Whether the inputs can be asked of ``run``, whatever it claims."""
+        return self.inputs.chosen <= self.options
+
+    def needs(self) -> set[str]:
+        """The claims that the options of the inputs need."""
+        return set()
+
+    @property
+    def token_dimension(self) -> int:
+        """Which dimension of an activation or an output counts the tokens."""
+        return 0 if self.flat else 1
+
+    @abstractmethod
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The activations that x is made of, all views of its memory; the backward of this only moves values."""
+
+    def divided(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As :meth:`split`, but for what the inputs lay apart."""
+        return self.split(x)
+
+    @abstractmethod
+    def lifted(self, activation: Tensor) -> Tensor:
+        """One activation, or a tensor like it, with the dimensions of x."""
+
+    def undivided(self, activations: Sequence[Tensor]) -> Tensor:
+        """The inverse of :meth:`divided`."""
+        lifted = tuple(self.lifted(part) for part in activations)
+        return lifted[0] if len(lifted) == 1 else torch.cat(lifted, dim=2)
+
+    def joined(self, outputs: Sequence[Tensor]) -> Tensor:
+        """The outputs as one tensor like x."""
+        return self.undivided(outputs)
+
+    def upstream(self, gradient: Tensor) -> tuple[Tensor, ...]:
+        """A gradient like x as one for each output, in views of its memory where that can be."""
+        return self.divided(gradient)
+
+    def wanted(self, activations: Sequence[Tensor]) -> tuple[Wanted, ...]:
+        """What the outputs for these activations must be like."""
+        return tuple(Wanted(n, t, (tuple(t.shape),)) for n, t in zip(self.outputs, activations, strict=True))
+
+    @abstractmethod
+    def packed(self, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> dict[str, Placed]:
+        """What ``run`` takes after the activations, for tokens that read ``cos`` and ``sin`` [.., R / 2].
+
+        ``positions`` int64 [.., axes] are where the tokens stand, for inputs that want real ones.
+        """
+
+    @abstractmethod
+    def sizes_of_tokens(self, tables: Sequence[Tensor]) -> tuple[int | None, ...]:
+        """For each table the dimension whose size depends on the number of tokens; None where none does."""
+
+    @abstractmethod
+    def repeated(self, tables: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+        """The tables of one token as those of ``count`` tokens, all where it stands."""
+
+    @abstractmethod
+    def gradients_read(
+        self, tables: Sequence[Tensor], gradients: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], int]:
+        """Gradients of tables as those of the ``cos`` and the ``sin`` that each token reads, and how many elements of
+        what no token reads are not zero."""
+
+    def call(self, cos: Tensor, sin: Tensor) -> Call:
+        """A call on tables of a judgement's own."""
+        return Call(self, tuple(placed.view for placed in self.packed(cos, sin).values()))
+
+    def arguments(
+        self, function: Callable[..., Any], activations: Sequence[Tensor], tables: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """The positional and the keyword arguments of one call of ``function``."""
+        return (*activations, *tables), {}
+
+    @abstractmethod
+    def expected(self, operands: Operands, *, backward: bool) -> Expected:
+        """What the outputs, or the gradients of the activations, for ``operands`` must be."""
+
+    @abstractmethod
+    def tensor_of(self, head: int) -> str:
+        """The name of the output that a head of x belongs to; empty where there is one."""
+
+
+def heads_of_q(heads: int) -> int:
+    """How many heads of x are q's, where a case does not say: two of three, so that k has its own count."""
+    return heads - heads // 3 if heads > 2 else (heads + 1) // 2
