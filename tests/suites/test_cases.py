@@ -12,6 +12,7 @@ from ropecheck.oracle.contracts import CONTRACTS
 from ropecheck.suites.adapters import diffusers, shipped, transformers
 from ropecheck.suites.candidates import CLAIMS, DTYPES, Candidate
 from ropecheck.suites.cases import PLANS, POSITIONS, Case, Inputs, build, has_grids, positions_of
+from ropecheck.suites.families import FAMILIES, Rotate
 from ropecheck.suites.judgements import JUDGEMENTS
 from ropecheck.suites.judging import Selection, check_selection, questions
 
@@ -20,16 +21,28 @@ def stranger(name: str, contract: str, *claims: str, **keywords: object) -> Cand
     return Candidate(name, contract, lambda x, cos, sin: x, ("cpu",), provides=claims, **keywords)  # type: ignore[arg-type]
 
 
+ROTATIONS = tuple(name for name, own in CONTRACTS.items() if Rotate.takes(own))
+
+
+def claims_of(family: str) -> tuple[str, ...]:
+    return tuple(claim for claim in CLAIMS if claim not in FAMILIES[family].unclaimable)
+
+
 CANDIDATES = (
     *(
         # As if every one of them ran on a CPU.
         replace(c, unavailable="", devices=("cpu",))
         for c in (*shipped.CANDIDATES, *diffusers.CANDIDATES, *transformers.CANDIDATES)
     ),
-    *(stranger(f"{contract}-{claim}", contract, claim) for contract in CONTRACTS for claim in CLAIMS),
-    *(stranger(f"{contract}-nothing", contract) for contract in CONTRACTS),
-    *(stranger(f"{contract}-everything", contract, *CLAIMS) for contract in CONTRACTS),
+    *(stranger(f"{contract}-{claim}", contract, claim) for contract in ROTATIONS for claim in CLAIMS),
+    *(stranger(f"{contract}-nothing", contract) for contract in ROTATIONS),
+    *(stranger(f"{contract}-everything", contract, *CLAIMS) for contract in ROTATIONS),
     stranger("in-place", "qwen-image", "vjp", in_place=True, vjp=lambda gradient, cos, sin: gradient),
+    *(
+        stranger(f"{contract}-rotate_qk-{'-'.join(claims) or 'nothing'}", contract, *claims, family="rotate_qk")
+        for contract in ("neox", "mrope-interleaved")
+        for claims in ((), ("vjp",), ("strided", "vjp"), claims_of("rotate_qk"))
+    ),
 )
 
 
@@ -80,7 +93,7 @@ def test_case_ids_are_unique(candidate: Candidate, plan: str) -> None:
     assert all(c.id.split("/")[:3] == [c.judgement, c.device, c.dtype] for c in held)
 
 
-@pytest.mark.parametrize("name", CONTRACTS)
+@pytest.mark.parametrize("name", ROTATIONS)
 def test_every_planned_position_can_be_made(name: str) -> None:
     """No case of any plan asks for a grid that the contract's model cannot have."""
     held = {c.inputs for c in cases(stranger("all", name, *CLAIMS), "full") if c.inputs.table != "logical"}
@@ -131,6 +144,7 @@ def changed_inputs() -> list[Inputs]:
         "batch": 2, "length": 8, "heads": 4, "head_dim": 80, "rotary_dim": 48, "payload": "special",
         "positions": "ramp", "table": "per-sample", "x_view": "packed-qkv", "table_view": "misaligned",
         "sin_view": "contiguous", "gradient_view": "heads-first", "k_view": "heads-first", "conjugate": True,
+        "k_heads": 1, "options": "int32-positions",
     }  # fmt: skip
     assert list(changes) == [f.name for f in fields(Inputs)]
     return [replace(Inputs(), **{name: value}) for name, value in changes.items()]  # type: ignore[arg-type]
