@@ -81,11 +81,12 @@ __global__ void __launch_bounds__(kMaxNormThreads)
                                  gate);
     }
   }
-  float factors[kThreadChannels] = {};
-  load_factors<Element, kWide>(context, weight, place, factors);
+  const Weights weights = load_weights<Element, kWide>(context, weight, place);
   gather<kMultiAxis>(context, first_token, table_tokens, table, outside);
   const int width = tree_width<kWide>(head_dim);
   const float inverse = inverse_roots<Element, rows>(context, x, width);
+  float factors[kThreadChannels];
+  factors_of<Element>(context, weights, factors);
   __syncthreads();
 
   // The incoming gradient turned back, and the mean of its products with the normalised row.

@@ -5,8 +5,12 @@
 
 namespace ropecheck {
 
+// Blocks of full size that a multiprocessor holds at once. Without the limit on registers that this is, three rows of
+// positions would cost more of them, and a kernel that waits for memory its speed.
+constexpr int kNormBlocks = 3;
+
 template <typename Element, bool kMultiAxis, bool kWide>
-__global__ void __launch_bounds__(kMaxNormThreads)
+__global__ void __launch_bounds__(kMaxNormThreads, kNormBlocks)
     norm_rope_gate_kernel(const __grid_constant__ NormArguments arguments,
                           const __grid_constant__ NormConfiguration configuration) {
   using Bits = typename Element::Bits;
@@ -60,11 +64,17 @@ __global__ void __launch_bounds__(kMaxNormThreads)
       gate[i] = load_pack<Element, kWide>(source + i * pitch + head_dim, 1, place.count);
     }
   }
-  float factors[kThreadChannels] = {};
-  load_factors<Element, kWide>(context, weight, place, factors);
+  const Weights weights = load_weights<Element, kWide>(context, weight, place);
   gather<kMultiAxis>(context, first_token, blockDim.z, table, outside);
-
+#pragma unroll
+  for (int i = 0; i < rows; ++i) {
+    if (i < count && gates != nullptr) {
+      store_pack<Element, kWide>(gates + destination + i * head_dim, place.count, gate[i]);
+    }
+  }
   const float inverse = inverse_roots<Element, rows>(context, x, tree_width<kWide>(head_dim));
+  float factors[kThreadChannels];
+  factors_of<Element>(context, weights, factors);
   __syncthreads();
 
   const float* const turns = table + threadIdx.z * 2 * lanes;
@@ -108,11 +118,7 @@ __global__ void __launch_bounds__(kMaxNormThreads)
       }
     }
     if (i < count) {
-      const std::int64_t row = destination + static_cast<std::int64_t>(i) * head_dim;
-      store_pack<Element, kWide>(results + row, place.count, result);
-      if (gates != nullptr) {
-        store_pack<Element, kWide>(gates + row, place.count, gate[i]);
-      }
+      store_pack<Element, kWide>(results + destination + i * head_dim, place.count, result);
     }
   }
 }

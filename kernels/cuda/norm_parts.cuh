@@ -71,19 +71,36 @@ __device__ __forceinline__ void store_pack(typename Element::Bits* destination, 
   }
 }
 
-// The factors of a thread's channels: the weight, or the weight plus an offset.
+// A thread's weights as they lie in memory: of the activations' dtype, or of fp32, which fills both vectors.
+struct Weights {
+  Pack<Float32> words;
+};
+
 template <typename Element, bool kWide>
-__device__ __forceinline__ void load_factors(const NormContext& context, const void* weight, const Place& place,
-                                             float (&factors)[kThreadChannels]) {
+__device__ __forceinline__ Weights load_weights(const NormContext& context, const void* weight, const Place& place) {
+  Weights weights = {};
   if (place.count <= 0) {
-    return;
+    return weights;
   }
-  if (context.weight_is_float32) {
-    const auto* const source = static_cast<const Float32::Bits*>(weight) + place.channel;
-    widen<Float32>(load_pack<Float32, kWide>(source, 1, place.count), factors);
+  if (sizeof(typename Element::Bits) == sizeof(float) || context.weight_is_float32) {
+    weights.words = load_pack<Float32, kWide>(static_cast<const Float32::Bits*>(weight) + place.channel, 1, place.count);
   } else {
     const auto* const source = static_cast<const typename Element::Bits*>(weight) + place.channel;
-    widen<Element>(load_pack<Element, kWide>(source, 1, place.count), factors);
+    weights.words.vectors[0] = load_pack<Element, kWide>(source, 1, place.count).vectors[0];
+  }
+  return weights;
+}
+
+// The factors of a thread's channels: the weight, or the weight plus an offset.
+template <typename Element>
+__device__ __forceinline__ void factors_of(const NormContext& context, const Weights& weights,
+                                           float (&factors)[kThreadChannels]) {
+  if (sizeof(typename Element::Bits) == sizeof(float) || context.weight_is_float32) {
+    widen<Float32>(weights.words, factors);
+  } else {
+    Pack<Element> narrow;
+    narrow.vectors[0] = weights.words.vectors[0];
+    widen<Element>(narrow, factors);
   }
   if (context.weight_offset != 0.0f) {
 #pragma unroll

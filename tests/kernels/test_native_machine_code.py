@@ -25,7 +25,7 @@ _KERNEL = re.compile(r"rotation_kernelINS_\d+(\w*?Float\d+)ELNS_7PairingE([01])E
 # All in libtorch_cpu.so of torch 2.10.0 too, the oldest that the library is for.
 TORCH_SYMBOLS = {
     *(f"aoti_torch_{name}" for name in ("abi_version", "device_type_cpu", "device_type_cuda", "empty_strided")),
-    *(f"aoti_torch_dtype_{name}" for name in ("bfloat16", "float16", "float32", "float64")),
+    *(f"aoti_torch_dtype_{name}" for name in ("bfloat16", "float16", "float32", "float64", "int32", "int64")),
     *(f"aoti_torch_get_{name}" for name in ("data_ptr", "device_index", "device_type", "dim", "dtype", "size")),
     *("aoti_torch_get_stride", "aoti_torch_new_tensor_handle", "aoti_torch_library_init_impl"),
     *("aoti_torch_delete_library_object", "aoti_torch_delete_tensor_object"),
@@ -35,13 +35,20 @@ SYSTEM_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6"}
 
 
 def kernels(library: Path, architecture: str) -> dict[tuple[str, str, str], KernelCode]:
-    """The kernels by dtype, pairing and access."""
+    """The kernels of the rotation by dtype, pairing and access."""
     found = {}
     for name, code in of_binary(library, architecture).items():
-        matched = _KERNEL.search(name)
-        assert matched, name
-        found[matched[1], PAIRINGS[matched[2]], ACCESSES[matched[3]]] = code
+        if matched := _KERNEL.search(name):
+            found[matched[1], PAIRINGS[matched[2]], ACCESSES[matched[3]]] = code
     return found
+
+
+@from_each_architecture
+def test_no_kernel_is_left_unjudged(disassembled: Path, architecture: str) -> None:
+    """Every kernel of the library is one of the rotation, judged here, or of the normalised rotation."""
+    others = [name for name in of_binary(disassembled, architecture) if not _KERNEL.search(name)]
+    assert others
+    assert not [name for name in others if not re.search(r"norm_rope_(?:gate|backward)_kernel|sum_chunks_kernel", name)]
 
 
 @from_each_architecture
@@ -74,7 +81,8 @@ def test_wide_kernels_move_16_bytes_at_a_time(disassembled: Path, architecture: 
 
 def test_each_lane_costs_four_products_and_two_sums(disassembled: Path) -> None:
     """There are twice as many fp32 products as sums, and both are there."""
-    sass = _cuobjdump("-sass", "-arch", ARCHITECTURES[0], str(disassembled))
+    functions = _cuobjdump("-sass", "-arch", ARCHITECTURES[0], str(disassembled)).split("Function : ")[1:]
+    sass = "".join(function for function in functions if _KERNEL.search(function))
     products, sums = (len(re.findall(rf"\b{opcode}\b", sass)) for opcode in ("FMUL", "FADD"))
     assert products == 2 * sums > 0
 
@@ -82,10 +90,13 @@ def test_each_lane_costs_four_products_and_two_sums(disassembled: Path) -> None:
 def test_ptx_for_other_gpus(disassembled: Path) -> None:
     """There is PTX for the oldest architecture alone; it neither fuses nor flushes."""
     ptx = _cuobjdump("-ptx", str(disassembled))
-    assert re.findall(r"^\.target (\w+)", ptx, re.MULTILINE) == [PTX_ARCHITECTURE.replace("compute", "sm")]
-    assert len(re.findall(r"^\.visible \.entry ", ptx, re.MULTILINE)) == len(DTYPES) * len(PAIRINGS) * len(ACCESSES)
-    assert "mul.rn.f32" in ptx
-    assert not re.search(r"\bfma\.|\bmad\.\w+\.f|\.ftz\b", ptx)
+    assert set(re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)) == {PTX_ARCHITECTURE.replace("compute", "sm")}
+    entries = re.split(r"^\.visible \.entry ", ptx, flags=re.MULTILINE)[1:]
+    rotations = [entry for entry in entries if _KERNEL.search(entry.partition("(")[0])]
+    assert len(rotations) == len(DTYPES) * len(PAIRINGS) * len(ACCESSES)
+    for entry in rotations:
+        assert "mul.rn.f32" in entry
+        assert not re.search(r"\bfma\.|\bmad\.\w+\.f|\.ftz\b", entry)
 
 
 @pytest.fixture(scope="module")
