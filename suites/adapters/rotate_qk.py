@@ -48,9 +48,21 @@ def gathered(cache: Tensor, positions: Tensor, axis_map: tuple[int, ...] | None)
     if axis_map is None:
         cos, sin = torch.split(cache[positions.long()], lanes, dim=-1)
         return cos, sin
-    where = positions.long()[list(axis_map)].T
+    where = positions.long()[_row_of_lane(axis_map, cache.device)].T
     lane = torch.arange(lanes, device=cache.device)
     return cache[where, lane], cache[where, lane + lanes]
+
+
+_rows: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
+
+
+def _row_of_lane(axis_map: tuple[int, ...], device: torch.device) -> Tensor:
+    """``axis_map`` on a device, where it stays: a graph that is being captured can hold no copy from the host."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(axis_map, device=device)
+    if (axis_map, device) not in _rows:
+        _rows[axis_map, device] = torch.tensor(axis_map, device=device)
+    return _rows[axis_map, device]
 
 
 def check(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, rows: int, *, narrow_cache: bool) -> None:

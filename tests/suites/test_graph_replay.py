@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ropecheck.kernels import multi_axis_rope
 from ropecheck.suites import cuda_graphs
+from ropecheck.suites.adapters import rotate_qk
 from ropecheck.suites.bare_calls import Outputs
 from ropecheck.suites.candidates import Candidate, load_candidates
 from ropecheck.suites.cases import Case
@@ -137,6 +138,7 @@ RIGHT = [
     Candidate("pair-strided", "qwen-image", pair, ("cpu",), provides=("graph", "strided"), family="rotate_pair"),
     Candidate("in-place", "qwen-image", in_place, ("cpu",), provides=("graph", "vjp"), in_place=True, vjp=backward),
     HERE["right/composed"],
+    *(c for c in rotate_qk.CANDIDATES if c.contract == "mrope-interleaved"),
 ]
 
 
@@ -162,6 +164,20 @@ def test_wrong_candidates_do_not_replay(name: str) -> None:
     found = reasons(HERE[name])
     assert set(found) == variants
     assert all(expected in reason for reason in found.values()), found
+
+
+def test_positions_are_read_in_every_replay() -> None:
+    """A gather that is made once, at the capture, is stale where the positions or the cache are others."""
+    own, kept = rotate_qk.composition("neox"), {}
+
+    def once(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor) -> Any:
+        if not torch.cuda.is_current_stream_capturing():
+            kept[positions.shape] = positions.clone()
+            return own(q, k, cache, positions)
+        return own(q, k, cache, kept[positions.shape])
+
+    found = reasons(Candidate("once", "neox", once, ("cpu",), provides=("graph", "strided"), family="rotate_qk"))
+    assert "at other positions" in found["forward"]
 
 
 def test_a_backward_is_replayed() -> None:

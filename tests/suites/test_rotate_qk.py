@@ -14,6 +14,9 @@ from ropecheck.oracle.contracts import CONTRACTS
 from ropecheck.suites.adapters.rotate_qk import CANDIDATES, composition, gathered, in_place, rotated
 from ropecheck.suites.cache_packing import axis_map_of
 from ropecheck.suites.candidates import Candidate, CandidateError
+from ropecheck.suites.cases import Case, Inputs
+from ropecheck.suites.judgements.accuracy import judge_forward
+from ropecheck.suites.judgements.far_offsets import VARIANT
 from ropecheck.suites.judging import Selection, judge, questions
 from ropecheck.suites.verdicts import Verdict
 
@@ -219,6 +222,25 @@ def test_what_only_text_would_pass_fails_on_one_small_case(ask: Ask) -> None:
     dropped = candidate(FAULTS["time row for every lane"][0](MROPE), MROPE)
     verdicts = ask(dropped, "smoke", ("accuracy-forward",), ("bfloat16",))
     assert {v.verdict for v in verdicts} == {"fail"}
+
+
+def test_many_tokens_at_one_position_are_compared_with_the_first() -> None:
+    """Offsets past 2**31: the ends are held against the oracle, and one token in between that differs is told."""
+    given = Inputs(length=40, heads=4, positions="far")
+    large = Case("accuracy-forward", MROPE, "cpu", "bfloat16", given, VARIANT, "rotate_qk")
+    finding = judge_forward(candidate(RIGHT[MROPE]), large, 0)
+    assert (finding.verdict, finding.facts["tokens compared"], finding.facts["tokens judged"]) == ("pass", 40, [0, 39])
+
+    def skipping(token: int) -> Run:
+        def run(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor) -> Pair:
+            y, z = RIGHT[MROPE](q, k, cache, positions)  # type: ignore[misc]
+            y[token] = q[token]
+            return y, z
+
+        return run
+
+    for token, message in ((17, "1 of 40 tokens are not the first one's bytes"), (39, "are not admissible")):
+        assert message in judge_forward(candidate(skipping(token)), large, 0).reason
 
 
 def test_a_cache_that_was_kept_is_seen(failing: Failing) -> None:
