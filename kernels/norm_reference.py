@@ -108,8 +108,11 @@ def norm_rope_gate_backward_reference(
             _tree_sum(products.T).flatten().to(weight.dtype) if weight_gradients else weight.new_empty(0)
         )
     if gate:
-        gate_part = _heads(gate_gradient, sizes.head_dim).masked_fill(padding, 0)
-        gradients[0] = torch.cat((gradients[0], gate_part), dim=-1)
+        # Not by torch.cat, which autocast would have in its own dtype.
+        both = gradients[0].new_empty((*gradients[0].shape[:-1], 2 * sizes.head_dim))
+        both[..., : sizes.head_dim] = gradients[0]
+        both[..., sizes.head_dim :] = _heads(gate_gradient, sizes.head_dim).masked_fill(padding, 0)
+        gradients[0] = both
     if sizes.tokens and (sizes.q_heads or sizes.k_heads):
         operator = "qk_norm_rope_gate_backward_reference"
         record_launch(operator, "reference", "backward", str(q_gate.device), None, reason)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -49,8 +50,11 @@ def certify_fused(rotation: NormRotation, points: Iterable[FusedPoint], using: s
     engine = using or arithmetic()
     count = 0
     with exact_numbers(engine) as number:
+        rows: dict[tuple[int, int], _Row] = {}
         for point in points:
-            element = _Element(number, rotation, point)
+            token, head, _ = point.index
+            row = rows.get((token, head)) or rows.setdefault((token, head), _Row(number, rotation, token, head))
+            element = _Element(row, point)
             if element.defined:
                 _certify(element, point, engine)
                 count += 1
@@ -126,22 +130,82 @@ def _certify(element: _Element, point: FusedPoint, engine: str) -> None:
         raise CertificationError(f"{where}: the true value {true!r} is outside [{point.low!r}, {point.high!r}]")
 
 
+class _Row:
+    """One head of a token: what all of its elements share."""
+
+    def __init__(self, number: Callable[[float], Any], rotation: NormRotation, token: int, head: int) -> None:
+        self.number, self.rotation, self.token = number, rotation, token
+        self.values = rotation.x[token, head]
+        self.x: list[float] = self.values.double().tolist()
+        self.eps = rotation.norm.eps
+        self.defined = all(map(math.isfinite, self.x)) and 2 * sum(v * v for v in self.x) < LARGEST
+
+    @cached_property
+    def total(self) -> Fraction:
+        return sum((Fraction(v) ** 2 for v in self.x), Fraction(0))
+
+    @cached_property
+    def roots(self) -> tuple[float, float] | None:
+        """The oracle's ends of the reciprocal root; None where they do not follow from the counted roundings.
+
+        Each is compared with the bound in squares: rational numbers.
+        """
+        count, eps = len(self.x), Fraction(self.eps)
+        narrow = Fraction(_round(eps, FLOAT32))
+        gamma = count * _UNIT / (1 - count * _UNIT)
+        found = [float(end) for end in reciprocal_root_interval(self.values, self.eps)]
+        for end, side in zip(found, (1, -1), strict=True):
+            # The least root is that of the greatest sum.
+            shifted = max(self.total * (1 + side * gamma) + side * Fraction(count, 2**150), Fraction(0)) / count
+            shifted = shifted * (1 + side * 2 * DIVISION_ULP * _UNIT) + (max if side > 0 else min)(eps, narrow)
+            shifted *= 1 + side * _UNIT
+            root = 1 - side * 2 * RECIPROCAL_ROOT_ULP * _UNIT
+            beyond = Fraction(_neighbour(end, -side))
+            tight = side * (beyond**2 * shifted - root**2) < 0
+            loose = side * (Fraction(end) ** 2 * shifted - (root * (1 - side * _OF_ROOT)) ** 2) >= 0
+            if not (tight and loose):
+                return None
+        return found[0], found[1]
+
+    @cached_property
+    def strict_root(self) -> float:
+        """The reciprocal root of the fixed order."""
+        level = [self.product(v, v) for v in self.x]
+        level += [0.0] * ((1 << max(0, len(level) - 1).bit_length()) - len(level))
+        while len(level) > 1:
+            level = [self._sum(a, b) for a, b in zip(level[0::2], level[1::2], strict=True)]
+        mean = _round(Fraction(level[0]) / len(self.x), FLOAT32)
+        shifted = self._sum(mean, _round(Fraction(self.eps), FLOAT32))
+        return _round(1 / Fraction(_root(shifted)), FLOAT32)
+
+    @cached_property
+    def true_root(self) -> Any:
+        """The reciprocal root of real arithmetic."""
+        total = sum((self.number(v) * self.number(v) for v in self.x), self.number(0.0))
+        return _reciprocal_root(total / len(self.x) + self.number(self.eps))
+
+    def product(self, a: float, b: float) -> float:
+        negative = (math.copysign(1.0, a) < 0) ^ (math.copysign(1.0, b) < 0)
+        return round_number(self.number(a) * self.number(b), negative, FLOAT32)
+
+    def _sum(self, a: float, b: float) -> float:
+        """Of numbers that are not negative."""
+        return round_number(self.number(a) + self.number(b), False, FLOAT32)
+
+
 class _Element:
     """One output element: its row, and the one or two channels that make it."""
 
-    def __init__(self, number: Callable[[float], Any], rotation: NormRotation, point: FusedPoint) -> None:
-        token, head, channel = point.index
+    def __init__(self, row: _Row, point: FusedPoint) -> None:
+        rotation, channel = row.rotation, point.index[2]
         lanes = rotation.rotary_dim // 2
-        self.number, self.rotation, self.turns = number, rotation, channel < 2 * lanes
+        self.row, self.rotation, self.turns = row, rotation, channel < 2 * lanes
         self.activation = format_of(rotation.x.dtype)
         self.output, lane = "y1" if channel >= lanes else "y0", channel % lanes
         self.channels = (lane, lane + lanes) if self.turns else (channel,)
-        self.row = rotation.x[token, head]
-        self.x: list[float] = self.row.double().tolist()
         self.weights: list[float] = rotation.weight[list(self.channels)].double().tolist()
-        self.c, self.s = (float(t[token, lane]) if self.turns else 0.0 for t in (rotation.cos, rotation.sin))
-        finite = all(map(math.isfinite, (*self.x, *self.weights, self.c, self.s)))
-        self.defined = finite and 2 * sum(v * v for v in self.x) < LARGEST
+        self.c, self.s = (float(t[row.token, lane]) if self.turns else 0.0 for t in (rotation.cos, rotation.sin))
+        self.defined = row.defined and all(map(math.isfinite, (*self.weights, self.c, self.s)))
         if self.defined:
             offset = Fraction(rotation.norm.weight_offset)
             self.exact_factors = [Fraction(w) + offset for w in self.weights]
@@ -150,26 +214,10 @@ class _Element:
             ]
 
     def certified_roots(self, where: str) -> tuple[float, float]:
-        """The oracle's ends of the reciprocal root, once they are seen to follow from the counted roundings.
-
-        Each is compared with the bound in squares: rational numbers.
-        """
-        count, eps = len(self.x), Fraction(self.rotation.norm.eps)
-        narrow = Fraction(_round(eps, FLOAT32))
-        total, gamma = sum(Fraction(v) ** 2 for v in self.x), count * _UNIT / (1 - count * _UNIT)
-        found = [float(end) for end in reciprocal_root_interval(self.row, self.rotation.norm.eps)]
-        for end, side in zip(found, (1, -1), strict=True):
-            # The least root is that of the greatest sum.
-            shifted = max(total * (1 + side * gamma) + side * Fraction(count, 2**150), Fraction(0)) / count
-            shifted = shifted * (1 + side * 2 * DIVISION_ULP * _UNIT) + (max if side > 0 else min)(eps, narrow)
-            shifted *= 1 + side * _UNIT
-            root = 1 - side * 2 * RECIPROCAL_ROOT_ULP * _UNIT
-            beyond = Fraction(_neighbour(end, -side))
-            tight = side * (beyond**2 * shifted - root**2) < 0
-            loose = side * (Fraction(end) ** 2 * shifted - (root * (1 - side * _OF_ROOT)) ** 2) >= 0
-            if not (tight and loose):
-                raise CertificationError(f"{where}: the reciprocal root does not end at {end!r} by exact arithmetic")
-        return found[0], found[1]
+        """The oracle's ends of the reciprocal root. Raises CertificationError where exact arithmetic has others."""
+        if self.row.roots is None:
+            raise CertificationError(f"{where}: the reciprocal root does not end there by exact arithmetic")
+        return self.row.roots
 
     def span(self, roots: tuple[float, float], slack: Fraction | int) -> tuple[tuple[int, int], tuple[int, int]]:
         """The ordered ends of the output's finite values, an unrounded product being off by at most ``slack``."""
@@ -184,16 +232,10 @@ class _Element:
 
     def strict(self) -> float:
         """The value of the fixed order."""
-        level = [self._product(v, v) for v in self.x]
-        level += [0.0] * ((1 << max(0, len(level) - 1).bit_length()) - len(level))
-        while len(level) > 1:
-            level = [self._sum(a, b) for a, b in zip(level[0::2], level[1::2], strict=True)]
-        mean = _round(Fraction(level[0]) / len(self.x), FLOAT32)
-        shifted = self._sum(mean, _round(Fraction(self.rotation.norm.eps), FLOAT32))
-        root = _round(1 / Fraction(_root(shifted)), FLOAT32)
         members = []
         for channel, factor in zip(self.channels, self.factors, strict=True):
-            members.append(self._handed_on(self._product(self._product(self.x[channel], root), factor)))
+            scaled = self._product(self.row.x[channel], self.row.strict_root)
+            members.append(self._handed_on(self._product(scaled, factor)))
         if not self.turns:
             return round_again(members[0], self.activation)
         forms = self._turned(*members)
@@ -202,23 +244,21 @@ class _Element:
 
     def true_value(self) -> float:
         """Real arithmetic, rounded where the contract rounds."""
-        total = sum((self.number(v) * self.number(v) for v in self.x), self.number(0.0))
-        root = _reciprocal_root(total / len(self.x) + self.number(self.rotation.norm.eps))
-        members = []
+        number, members = self.row.number, []
         for channel, factor in zip(self.channels, self.exact_factors, strict=True):
-            numerator, denominator = (self.number(v) for v in (factor.numerator, factor.denominator))
-            members.append(self.number(self.x[channel]) * root * numerator / denominator)
+            numerator, denominator = (number(v) for v in (factor.numerator, factor.denominator))
+            members.append(number(self.row.x[channel]) * self.row.true_root * numerator / denominator)
         if self.rotation.norm.round_norm or not self.turns:
-            members = [self.number(round_number(_middle(m), False, self.activation)) for m in members]
+            members = [number(round_number(_middle(m), False, self.activation)) for m in members]
         if not self.turns:
             return float(members[0])
-        (a, b), c, s = members, self.number(self.c), self.number(self.s)
+        (a, b), c, s = members, number(self.c), number(self.s)
         turned = a * c - b * s if self.output == "y0" else b * c + a * s
         return round_number(_middle(turned), False, self.activation)
 
     def _members(self, which: int, roots: tuple[float, float], slack: Fraction | int) -> list[float]:
         """Every form of a normalised channel at both ends of the root, as it goes on to the rotation."""
-        x, factor, exact_factor = self.x[self.channels[which]], self.factors[which], self.exact_factors[which]
+        x, factor, exact_factor = self.row.x[self.channels[which]], self.factors[which], self.exact_factors[which]
         negative = (math.copysign(1.0, x) < 0) ^ (exact_factor < 0)
         values = []
         for root in roots:
@@ -241,15 +281,10 @@ class _Element:
         """Every form of the output for two members, the strict one first."""
         none = math.nan
         point = Point((0, 0, 0, 0), 0, self.output, a, b, self.c, self.s, none, none, none, none, 0)
-        return Walk(self.number, self.rotation.x.dtype).output(ONE_ROUNDING, point)
+        return Walk(self.row.number, self.rotation.x.dtype).output(ONE_ROUNDING, point)
 
     def _product(self, a: float, b: float) -> float:
-        negative = (math.copysign(1.0, a) < 0) ^ (math.copysign(1.0, b) < 0)
-        return round_number(self.number(a) * self.number(b), negative, FLOAT32)
-
-    def _sum(self, a: float, b: float) -> float:
-        """Of numbers that are not negative."""
-        return round_number(self.number(a) + self.number(b), False, FLOAT32)
+        return self.row.product(a, b)
 
 
 def _round(exact: Fraction, form: Format, negative: bool = False) -> float:

@@ -56,10 +56,14 @@ def gradient_set(rotation: NormRotation, gradient: Tensor) -> AdmissibleSet:
     of_mean = scale * (gamma(width + _ROUNDINGS_OF_MEAN) * mean_size * wider**3 + (wider**3 - 1) * mean.abs())
     # Underflow adds at most 2^-149 at each step, times what is multiplied with it later.
     underflow = 2.0**-145 * (1 + width) * (1 + factor.abs().amax()) * (1 + parts.root) ** 3
-    low, high = _ends(parts.root * (h - parts.xhat * mean), of_h + of_mean + underflow, x.dtype)
+    # Rearranged, the root's third power is multiplied with x and the mean of h x.
+    wide = x.double().abs()
+    of_power = 2.0**-147 * wide * (size * wide).mean(-1, keepdim=True)
+    low, high = _ends(parts.root * (h - parts.xhat * mean), of_h + of_mean + underflow + of_power, x.dtype)
     undefined = (x.isnan() | gradient.isnan()).any(-1, keepdim=True)
     peak = torch.maximum(size, (1 + parts.root) * (1 + parts.xhat.abs()) * mean_size * width)
-    loose = ~undefined & ~(peak < _NEAR_OVERFLOW).all(-1, keepdim=True)
+    # A reciprocal root that may be zero is that of squares that may overflow.
+    loose = ~undefined & (~(peak < _NEAR_OVERFLOW).all(-1, keepdim=True) | ~(parts.spread < 1))
     limit = format_of(x.dtype).infinity_key
     low = torch.where(loose, -limit, torch.where(undefined, limit, low)).to(low.dtype)
     high = torch.where(loose, limit - 1, torch.where(undefined, -limit, high)).to(high.dtype)
@@ -76,6 +80,7 @@ def weight_gradient_set(rotation: NormRotation, gradient: Tensor, blocks: Iterab
     and is of use at few tokens; :func:`exact_weight_gradient` judges at many.
     """
     dtype, rows = rotation.weight.dtype, rotation.x.shape[0] * rotation.x.shape[1]
+    overflows = False
     centre, reach, underflow = (torch.zeros_like(rotation.weight, dtype=torch.float64)[None, None] for _ in range(3))
     for tokens in blocks:
         parts = _parts(rotation.at(tokens), gradient[tokens])
@@ -83,10 +88,11 @@ def weight_gradient_set(rotation: NormRotation, gradient: Tensor, blocks: Iterab
         bound = gamma(rows + _ROUNDINGS_OF_WEIGHT) * size * (1 + parts.spread)
         centre += (parts.turned * parts.xhat).sum((0, 1))
         reach += (bound + parts.spread * (parts.turned * parts.xhat).abs()).sum((0, 1))
+        overflows |= not bool((parts.spread < 1).all())
         underflow += (2.0**-146 * (1 + parts.xhat.abs()) * (1 + parts.root)).sum((0, 1))
     strict = strict_fused_vjp(rotation, gradient)[1][None, None]
     low, high = _ends(centre, reach + underflow, dtype)
-    loose = ~(centre.abs() + reach < _NEAR_OVERFLOW)
+    loose = ~(centre.abs() + reach < _NEAR_OVERFLOW) | overflows
     limit = format_of(dtype).infinity_key
     low = torch.where(loose, -limit, low).to(low.dtype)
     high = torch.where(loose, limit - 1, high).to(high.dtype)

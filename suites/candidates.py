@@ -121,7 +121,11 @@ class Candidate:
                     )
             if not given and argument != "provides":
                 raise CandidateError(f"candidate {self.name}: {argument} must not be empty")
-        for claim, reason in FAMILIES[self.family].unclaimable.items():
+        family = FAMILIES[self.family]
+        for argument, room in (("vjp", family.separate), ("in_place", family.in_place)):
+            if getattr(self, argument) and not room:
+                raise CandidateError(f"candidate {self.name}: {argument} is not for family {self.family}")
+        for claim, reason in family.unclaimable.items():
             if claim in self.provides:
                 raise CandidateError(
                     f"candidate {self.name}: provides must not hold {claim!r} for family {self.family}: {reason}"

@@ -18,7 +18,7 @@ from ropecheck.oracle.rotation import Rotation
 from .cache_packing import MODEL_ROWS
 from .candidates import DTYPES, Candidate
 from .families import FAMILIES, Call, Expected, Family
-from .payloads import PAYLOADS, Slots
+from .payloads import Slots
 from .views import FAR_X_VIEWS, STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
 
 PLANS = ("smoke", "standard", "full")
@@ -201,9 +201,9 @@ def build(case: Case, seed: int) -> Operands:
     slots = Slots(shape, case.torch_dtype, own.pairing, cos, sin, generator)
     # The gradient's hard points are those of the transposed rotation.
     transposed = Slots(shape, case.torch_dtype, own.pairing, cos, -sin, generator)
-    payload = PAYLOADS[given.payload]
-    x, gradient = payload(slots).to(case.device), payload(transposed).to(case.device)
-    tables = family.packed(cos.to(case.device), sin.to(case.device), positions)
+    x = family.payload(slots, gradient=False).to(case.device)
+    gradient = family.payload(transposed, gradient=True).to(case.device)
+    tables = family.packed(cos.to(case.device), sin.to(case.device), case.torch_dtype, positions)
     read = tables
     if "cos" not in tables:
         read = {n: TABLE_VIEWS["contiguous"](t.to(case.device)) for n, t in (("cos", cos), ("sin", sin))}

@@ -82,7 +82,8 @@ def recorded(
 def applied(candidate: Candidate, given: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
     """The outputs of ``run`` for the very tensors ``given`` (:func:`parts`), with the graph that autograd records."""
     with torch.enable_grad():
-        return _checked("run", _run("run", candidate.run, given, call), call.family.wanted(given))
+        result = call.family.returned(_run("run", candidate.run, given, call))
+    return _checked("run", result, call.family.wanted(given))
 
 
 def pulled_back(
@@ -90,7 +91,9 @@ def pulled_back(
 ) -> tuple[Tensor, ...]:
     """``torch.autograd.grad`` with ``keywords``; what comes out must fit the leaves. Raises :class:`CandidateFault`."""
     name = "the backward of run"
-    pulled = guarded(name, lambda: torch.autograd.grad(results, leaves, gradients, **keywords))
+    # An output may have a dimension for its heads, where the gradient has none.
+    incoming = tuple(g.view(y.shape) for y, g in zip(results, gradients, strict=True))
+    pulled = guarded(name, lambda: torch.autograd.grad(results, leaves, incoming, **keywords))
     return _checked(name, pulled if len(leaves) > 1 else pulled[0], _like(leaves))
 
 
@@ -102,12 +105,14 @@ def as_function(candidate: Candidate, family: Family) -> Callable[..., Tensor]:
     none.
     """
 
+    keywords = family.keywords(candidate.run)
+
     def function(x: Tensor, *tables: Tensor) -> Tensor:
         given = family.split(x.clone() if candidate.in_place else x)
         if len(given) > 1 and "strided" not in candidate.provides:
             given = tuple(part.clone(memory_format=torch.contiguous_format) for part in given)
-        arguments, keywords = family.arguments(candidate.run, given, tables)
-        results = candidate.run(*arguments, **keywords)
+        by_place, by_name = keywords.arguments(given, tables)
+        results = family.returned(candidate.run(*by_place, **by_name))
         if isinstance(results, (tuple, list)):
             return family.joined(results)
         # Whoever returns something else finds out elsewhere.
@@ -135,8 +140,9 @@ def _called(
     if candidate.in_place:
         written = _in_place(name, result, given)
         result = written if len(written) > 1 else written[0]
-    wanted = call.family.wanted(given) if name == "run" else _like(given)
-    return tuple(y.detach() for y in _checked(name, result, wanted))
+    if name != "run":
+        return tuple(y.detach() for y in _checked(name, result, _like(given)))
+    return tuple(y.detach() for y in _checked(name, call.family.returned(result), call.family.wanted(given)))
 
 
 def _like(activations: tuple[Tensor, ...]) -> tuple[Wanted, ...]:
@@ -152,8 +158,8 @@ def _own_copy(x: Tensor) -> Tensor:
 
 
 def _run(name: str, function: Callable[..., Any], given: tuple[Tensor, ...], call: Call) -> Any:
-    arguments, keywords = call.family.arguments(function, given, call.tables)
-    return guarded(name, lambda: function(*arguments, **keywords))
+    by_place, by_name = call.family.keywords(function).arguments(given, call.tables)
+    return guarded(name, lambda: function(*by_place, **by_name))
 
 
 def guarded(name: str, call: Callable[[], Any]) -> Any:
@@ -187,7 +193,7 @@ def guarded(name: str, call: Callable[[], Any]) -> Any:
 def _checked(name: str, result: Any, wanted: tuple[Wanted, ...]) -> tuple[Tensor, ...]:
     """``result`` as one tensor for each of ``wanted``, each of its shape, dtype and device."""
     if len(wanted) == 1:
-        return (_checked_one(name, result, wanted[0]),)
+        return (checked_one(name, result, wanted[0]),)
     if not isinstance(result, (tuple, list)) or len(result) != len(wanted):
         names = ", ".join(each.name for each in wanted[:-1])
         count = {2: "two", 3: "three"}[len(wanted)]
@@ -195,10 +201,10 @@ def _checked(name: str, result: Any, wanted: tuple[Wanted, ...]) -> tuple[Tensor
             f"{name} returned {printable(type(result).__name__)}, not the {count} tensors of "
             f"{names} and {wanted[-1].name}"
         )
-    return tuple(_checked_one(name, r, each) for r, each in zip(result, wanted, strict=True))
+    return tuple(checked_one(name, r, each) for r, each in zip(result, wanted, strict=True))
 
 
-def _checked_one(name: str, result: Any, wanted: Wanted) -> Tensor:
+def checked_one(name: str, result: Any, wanted: Wanted) -> Tensor:
     if not isinstance(result, Tensor):
         raise CandidateFault(f"{name} returned {printable(type(result).__name__)}, not a tensor")
     if type(result) not in (Tensor, torch.nn.Parameter):

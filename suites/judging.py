@@ -91,7 +91,7 @@ def questions(candidate: Candidate, selection: Selection) -> Iterator[Case | Una
 def _cases(judgement: Judgement, candidate: Candidate, device: str, dtype: str, plan: str) -> Iterator[Case]:
     """The cases that a judgement asks of every family, and those that it asks of the candidate's alone."""
     seen = set()
-    further = FAMILIES[candidate.family].further(judgement.name, plan)
+    further = FAMILIES[candidate.family].further(judgement.name, plan, device)
     alone = cases_of(judgement.name, candidate, device, dtype, further)
     for case in chain(judgement.cases(candidate, device, dtype, plan), alone):
         unclaimed = case.variant.startswith("vjp") and "vjp" not in candidate.provides

@@ -14,10 +14,13 @@ from torch import Tensor
 from ropecheck.kernels import (
     LAUNCH_CONFIGURATIONS,
     NATIVE,
+    NORM_LAUNCH_CONFIGURATIONS,
+    LaunchConfiguration,
     forced_configuration,
     interpreted_launches,
     multi_axis_rope,
     multi_axis_rope_pair,
+    qk_norm_rope_gate,
     trace_launches,
 )
 
@@ -33,10 +36,11 @@ Pairing = Literal["adjacent", "half-split"]
 Backend = Literal["cuda", "triton", "reference"]
 
 _CONTRACTS: dict[Pairing, str] = {"adjacent": "qwen-image", "half-split": "neox"}
-_CLAIMS = (
-    "vjp", "strict", "strided", "any-shape", "conjugate", "refusals", "opcheck", "compile", "export", "autocast",
-    "graph", "multi-device",
+_OF_ALL = (
+    "vjp", "strict", "strided", "any-shape", "refusals", "opcheck", "compile", "export", "autocast", "graph",
+    "multi-device",
 )  # fmt: skip
+_CLAIMS = (*_OF_ALL, "conjugate")
 
 
 def _rotation(pairing: Pairing, backend: Backend) -> Callable[..., Tensor]:
@@ -51,6 +55,31 @@ def _pair(pairing: Pairing, backend: Backend, *, in_place: bool = False, back: b
         return multi_axis_rope_pair(
             q, k, cos, sin, pairing=pairing, conjugate=conjugate != back, in_place=in_place, backend=backend
         )
+
+    return run
+
+
+def _norm(backend: Backend) -> Callable[..., Any]:
+    def run(
+        q_gate: Tensor,
+        k: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        cos_sin_cache: Tensor,
+        positions: Tensor,
+        *,
+        eps: float,
+        axis_map: Tensor | None = None,
+        gate: bool = True,
+        weight_offset: float = 1.0,
+        round_norm: bool = True,
+        fma: bool = False,
+        slots: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        return qk_norm_rope_gate(
+            q_gate, k, q_weight, k_weight, cos_sin_cache, positions, eps=eps, axis_map=axis_map, gate=gate,
+            weight_offset=weight_offset, round_norm=round_norm, fma=fma, slots=slots, backend=backend,
+        )  # fmt: skip
 
     return run
 
@@ -71,10 +100,6 @@ def _candidate(backend: Backend, pairing: Pairing, kind: Literal["", "pair-", "p
     claims: tuple[str, ...] = (*_CLAIMS, *(() if in_place else ("higher-vjp",)))
     # The reference is a composition of torch operations: it makes temporaries.
     claims += () if backend == "reference" else ("no-copy",)
-    configurations = {
-        f"tokens={c.tokens},heads={c.heads},warps={c.warps}": partial(forced_configuration, c)
-        for c in LAUNCH_CONFIGURATIONS
-    }
     return Candidate(
         name=f"ropecheck/{backend}-{kind}{pairing}",
         contract=_CONTRACTS[pairing],
@@ -84,13 +109,36 @@ def _candidate(backend: Backend, pairing: Pairing, kind: Literal["", "pair-", "p
         provides=claims,
         in_place=in_place,
         vjp=_pair(pairing, backend, in_place=True, back=True) if in_place else None,
-        configs=configurations if backend == "triton" else {},
+        configs=_configurations(LAUNCH_CONFIGURATIONS) if backend == "triton" else {},
         kernels={"triton": ("rotation_kernel",), "cuda": ("rotation_kernel",), "reference": ()}[backend],
         binaries=(str(NATIVE.path),) if backend == "cuda" else (),
         backend=backend,
         trace=trace_launches,
         unavailable=_unavailable(backend),
     )
+
+
+def _norm_candidate(backend: Backend) -> Candidate:
+    return Candidate(
+        name=f"ropecheck/{backend}-norm-rope-gate",
+        contract="qwen3.5-norm-rope-gate",
+        run=_norm(backend),
+        family="norm_rotate_gate",
+        devices=("cuda",) if backend == "cuda" else ("cpu", "cuda"),
+        provides=_OF_ALL if backend == "reference" else (*_OF_ALL, "no-copy"),
+        configs=_configurations(NORM_LAUNCH_CONFIGURATIONS) if backend == "triton" else {},
+        # What the names of the forward's and of the backward's kernel begin with: a call runs one of them, or both.
+        kernels=() if backend == "reference" else ("norm_rope_",),
+        binaries=(str(NATIVE.path),) if backend == "cuda" else (),
+        backend=backend,
+        trace=trace_launches,
+        unavailable=_unavailable(backend),
+    )
+
+
+def _configurations(choices: tuple[LaunchConfiguration, ...]) -> dict[str, Callable[[], Any]]:
+    """What forces each of the launch configurations of a Triton kernel, by a name that says what it is."""
+    return {f"tokens={c.tokens},heads={c.heads},warps={c.warps}": partial(forced_configuration, c) for c in choices}
 
 
 _PAIRINGS: tuple[Pairing, Pairing] = ("adjacent", "half-split")
@@ -100,6 +148,7 @@ CANDIDATES = [
     *(_candidate(backend, pairing) for backend in _BACKENDS for pairing in _PAIRINGS),
     *(_candidate(backend, pairing, "pair-") for backend in _BACKENDS for pairing in _PAIRINGS),
     *(_candidate(backend, "adjacent", "pair-in-place-") for backend in ("triton", "cuda")),
+    *map(_norm_candidate, _BACKENDS),
 ]
 
 

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .expected import Expected, ExpectedRotation, Held, shown
-from .family import Call, Family, Wanted, heads_of_q
+from .family import Call, Family, Keywords, Wanted, heads_of_q
+from .norm_rotate_gate import NormRotateGate
 from .rotate import Rotate, RotatePair
 from .rotate_qk import RotateQK
 
 FAMILIES: Mapping[str, type[Family]] = MappingProxyType(
-    {family.name: family for family in (Rotate, RotatePair, RotateQK)}
+    {family.name: family for family in (Rotate, RotatePair, RotateQK, NormRotateGate)}
 )
 """The call signatures that a candidate may have."""
 
 __all__ = [
-    "FAMILIES", "Call", "Expected", "ExpectedRotation", "Family", "Held", "Rotate", "RotatePair", "RotateQK", "Wanted",
-    "heads_of_q", "shown",
+    "FAMILIES", "Call", "Expected", "ExpectedRotation", "Family", "Held", "Keywords", "NormRotateGate", "Rotate",
+    "RotatePair", "RotateQK", "Wanted", "heads_of_q", "shown",
 ]  # fmt: skip

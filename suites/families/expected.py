@@ -48,6 +48,10 @@ class Expected(Protocol):
         """The contract's own bytes."""
         ...
 
+    def may_be_nan(self) -> Tensor:
+        """bool: the elements of which a NaN is admissible."""
+        ...
+
     def with_upstream(self, gradient: Tensor) -> Expected:
         """The derivative in which ``gradient`` comes in."""
         ...
@@ -90,6 +94,9 @@ class ExpectedRotation:
 
     def strict(self) -> Tensor:
         return rotate_strict(self.rotation)
+
+    def may_be_nan(self) -> Tensor:
+        return self.strict().isnan()
 
     def with_upstream(self, gradient: Tensor) -> ExpectedRotation:
         return replace(self, rotation=replace(self.rotation, x=gradient, is_gradient=True))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..payloads import PAYLOADS, Slots
 from ..views import Placed
 
 if TYPE_CHECKING:
@@ -44,13 +45,33 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Keywords:
+    """What a function is given by keyword: ``values``, and each of the last tables by one of ``tables``.
+
+    A table whose name there is empty is not given.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
+
+    def arguments(
+        self, activations: Sequence[Tensor], tables: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """The positional and the keyword arguments of one call."""
+        by_place = len(tables) - len(self.tables)
+        named = {name: table for name, table in zip(self.tables, tables[by_place:], strict=True) if name}
+        return (*activations, *tables[:by_place]), {**self.values, **named}
+
+
+@dataclass(frozen=True)
 class Family(ABC):
     """A call signature, bound to the contract ``own`` and the ``inputs`` of a case.
 
     ``activations`` and ``outputs`` name what ``run`` takes first and what it returns. A ``flat`` family has no batch
     dimension: the samples of a case lie end to end. ``differentiable_tables`` name what of :meth:`packed` may require a
     gradient. ``options`` are those that its inputs may name, ``unclaimable``
-    the claims that its signature has no room for, each with the reason.
+    the claims that its signature has no room for, each with the reason. Where the derivative needs more than the
+    gradient that comes in, a backward cannot be ``separate``; nor can all outputs be written ``in_place``.
     """
 
     own: Contract
@@ -63,6 +84,8 @@ class Family(ABC):
     differentiable_tables: ClassVar[tuple[str, ...]]
     options: ClassVar[frozenset[str]] = frozenset()
     unclaimable: ClassVar[Mapping[str, str]] = {}
+    separate: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
 
     @classmethod
     @abstractmethod
@@ -75,7 +98,7 @@ class Family(ABC):
         return inputs
 
     @classmethod
-    def further(cls, judgement: str, plan: str) -> Asked:
+    def further(cls, judgement: str, plan: str, device: str) -> Asked:
         """What a judgement asks of this family alone, besides what it asks of all."""
         return ()
 
@@ -122,8 +145,10 @@ class Family(ABC):
         return tuple(Wanted(n, t, (tuple(t.shape),)) for n, t in zip(self.outputs, activations, strict=True))
 
     @abstractmethod
-    def packed(self, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> dict[str, Placed]:
-        """What ``run`` takes after the activations, for tokens that read ``cos`` and ``sin`` [.., R / 2].
+    def packed(
+        self, cos: Tensor, sin: Tensor, activation: torch.dtype, positions: Tensor | None = None
+    ) -> dict[str, Placed]:
+        """What ``run`` takes after activations of a dtype, for tokens that read ``cos`` and ``sin`` [.., R / 2].
 
         ``positions`` int64 [.., axes] are where the tokens stand, for inputs that want real ones.
         """
@@ -143,15 +168,34 @@ class Family(ABC):
         """Gradients of tables as those of the ``cos`` and the ``sin`` that each token reads, and how many elements of
         what no token reads are not zero."""
 
-    def call(self, cos: Tensor, sin: Tensor) -> Call:
-        """A call on tables of a judgement's own."""
-        return Call(self, tuple(placed.view for placed in self.packed(cos, sin).values()))
+    def turned(self, operands: Operands) -> tuple[Tensor, Tensor]:
+        """What the rotation turns, like x, and by how much an admissible evaluation may be off it."""
+        x = operands.x.as_given()
+        return x, torch.zeros_like(x)
 
-    def arguments(
-        self, function: Callable[..., Any], activations: Sequence[Tensor], tables: Sequence[Tensor]
-    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """The positional and the keyword arguments of one call of ``function``."""
-        return (*activations, *tables), {}
+    def call(self, cos: Tensor, sin: Tensor, activation: torch.dtype) -> Call:
+        """A call on tables of a judgement's own."""
+        return Call(self, tuple(placed.view for placed in self.packed(cos, sin, activation).values()))
+
+    def keywords(self, function: Callable[..., Any]) -> Keywords:
+        """What ``function`` is given by keyword."""
+        return Keywords()
+
+    def returned(self, result: Any) -> Any:
+        """What ``run`` returned, without what stands for an output that is not asked for."""
+        return result
+
+    def padding(self, tokens: int) -> Tensor:
+        """bool [T]: the tokens that the call itself names as padding."""
+        return torch.zeros(tokens, dtype=torch.bool)
+
+    def outputs_of(self, at: int) -> tuple[int, ...]:
+        """The numbers of the outputs that the activation number ``at`` alone makes."""
+        return (at,)
+
+    def payload(self, slots: Slots, *, gradient: bool) -> Tensor:
+        """What x holds, or the gradient that comes in."""
+        return PAYLOADS[self.inputs.payload](slots)
 
     @abstractmethod
     def expected(self, operands: Operands, *, backward: bool) -> Expected:

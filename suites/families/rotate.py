@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..views import TABLE_VIEWS, X_VIEWS, Placed
 from .expected import ExpectedRotation
-from .family import Family, heads_of_q
+from .family import Family, Keywords, heads_of_q
 
 if TYPE_CHECKING:
     from ropecheck.oracle.contract import Contract
@@ -41,7 +41,9 @@ class Rotate(Family):
     def lifted(self, activation: Tensor) -> Tensor:
         return activation
 
-    def packed(self, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> dict[str, Placed]:
+    def packed(
+        self, cos: Tensor, sin: Tensor, activation: torch.dtype, positions: Tensor | None = None
+    ) -> dict[str, Placed]:
         view, sin_view = self.inputs.table_view, self.inputs.sin_view or self.inputs.table_view
         return {"cos": TABLE_VIEWS[view](cos), "sin": TABLE_VIEWS[sin_view](sin)}
 
@@ -56,10 +58,8 @@ class Rotate(Family):
     ) -> tuple[dict[str, Tensor], int]:
         return dict(gradients), 0
 
-    def arguments(
-        self, function: Callable[..., Any], activations: Sequence[Tensor], tables: Sequence[Tensor]
-    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        return (*activations, *tables), {"conjugate": True} if self.inputs.conjugate else {}
+    def keywords(self, function: Callable[..., Any]) -> Keywords:
+        return Keywords({"conjugate": True} if self.inputs.conjugate else {})
 
     def expected(self, operands: Operands, *, backward: bool) -> ExpectedRotation:
         rotation = operands.vjp() if backward else operands.rotation()

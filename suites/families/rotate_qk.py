@@ -54,7 +54,7 @@ class RotateQK(Family):
         return replace(inputs, head_dim=min(own.rotary_dim + tail, LARGEST_HEAD), rotary_dim=0)
 
     @classmethod
-    def further(cls, judgement: str, plan: str) -> Asked:
+    def further(cls, judgement: str, plan: str, device: str) -> Asked:
         return further(judgement, plan)
 
     def suits(self, run: Callable[..., Any]) -> bool:
@@ -81,7 +81,9 @@ class RotateQK(Family):
     def lifted(self, activation: Tensor) -> Tensor:
         return activation[None]
 
-    def packed(self, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> dict[str, Placed]:
+    def packed(
+        self, cos: Tensor, sin: Tensor, activation: torch.dtype, positions: Tensor | None = None
+    ) -> dict[str, Placed]:
         options = self.inputs.chosen
         if "model-cache" in options:
             if positions is None:

@@ -21,6 +21,7 @@ from ..verdicts import PASS, Finding
 from ..views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS
 from .far_offsets import VARIANT, far_inputs, judge_far
 from .judgement import Judgement, finding_of
+from .norm_weights import WEIGHTS, judge_weights
 
 _SMOKE = (
     Inputs(),
@@ -148,6 +149,8 @@ def judge_forward(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 
 def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
+    if case.variant == WEIGHTS:
+        return judge_weights(candidate, case, seed)
     given = build(case, seed)
     operands = (given.x.view, given.call, given.gradient.view)
     y = None

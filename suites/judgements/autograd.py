@@ -79,9 +79,10 @@ def where_reached(
     results: tuple[Tensor, ...], inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], **keywords: bool
 ) -> tuple[Tensor | None, ...]:
     """``torch.autograd.grad`` with ``keywords``, None for each of ``inputs`` that no graph reaches."""
+    incoming = tuple(g.view(y.shape) for y, g in zip(results, gradients, strict=True))
     reached: tuple[Tensor | None, ...] = guarded(
         "the backward of run",
-        lambda: torch.autograd.grad(results, inputs, gradients, allow_unused=True, **keywords),
+        lambda: torch.autograd.grad(results, inputs, incoming, allow_unused=True, **keywords),
     )
     return reached
 
@@ -176,7 +177,9 @@ def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Itera
     for at, name in enumerate(family.activations):
         wanted = whole.part(at)
         leaves, results = _recorded(candidate, given)
-        gradients = where_reached((results[at],), leaves, (upstream[at],))
+        own = family.outputs_of(at)
+        own_upstream = tuple(upstream[number] for number in own)
+        gradients = where_reached(tuple(results[number] for number in own), leaves, own_upstream)
         used, unused = gradients[at], gradients[1 - at]
         if used is None:
             raise CandidateFault(f"where {name}'s output alone is used, {name} gets no gradient")
@@ -184,10 +187,13 @@ def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Itera
         if unused is not None and bool((unused != 0).any()):
             raise CandidateFault(f"where {name}'s output alone is used, the other input's gradient is not zero")
         leaves, results = recorded(candidate, given.x.view, given.call, wanted=(at == 0, at == 1))
-        (alone,) = pulled_back((results[at],), (leaves[at],), (upstream[at],), retain_graph=True)
+        made = tuple(results[number] for number in own)
+        (alone,) = pulled_back(made, (leaves[at],), own_upstream, retain_graph=True)
         yield Derivative(f"{name}'s gradient where it alone requires one", wanted, family.lifted(alone))
-        if results[1 - at].requires_grad:
-            (both,) = pulled_back(results, (leaves[at],), upstream)
+        reached = [number for number, y in enumerate(results) if y.requires_grad]
+        if len(reached) > len(own):
+            used_together = tuple(results[number] for number in reached)
+            (both,) = pulled_back(used_together, (leaves[at],), tuple(upstream[number] for number in reached))
             what = f"{name}'s gradient where it alone requires one and both are used"
             yield Derivative(what, wanted, family.lifted(both))
 

@@ -147,7 +147,7 @@ def _mixed(candidate: Candidate, case: Case, seed: int, gpus: TwoGpus) -> Findin
     x = parts(candidate, family, (there if other == "x" else here).x.view)
     if other == "k":
         x = (x[0], parts(candidate, family, there.x.view)[1])
-    arguments, keywords = family.arguments(candidate.run, x, tables.call.tables)
+    arguments, keywords = family.keywords(candidate.run).arguments(x, tables.call.tables)
     try:
         with gpus.at(gpus.here):
             candidate.run(*arguments, **keywords)

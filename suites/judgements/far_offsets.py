@@ -15,14 +15,13 @@ from torch import Tensor
 
 from ropecheck.oracle.contracts import contract
 from ropecheck.oracle.floats import same
-from ropecheck.oracle.rotation import Rotation
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build
-from ..families import FAMILIES, Call, ExpectedRotation, heads_of_q
+from ..families import FAMILIES, Call, heads_of_q
 from ..invocation import outputs
 from ..verdicts import PASS, Finding, failed
-from ..views import FAR, FAR_X_VIEWS
+from ..views import FAR, FAR_X_VIEWS, Placed
 from .judgement import finding_of
 from .purity import uninitialised_memory_is_nan
 
@@ -44,8 +43,9 @@ def far_inputs(
     heads = heads_of_q(_HEADS) if len(family.activations) > 1 else _HEADS
     token = heads * contract(candidate.contract).head_dim
     if family.flat:
-        yield Inputs(length=2, x_view="tokens-far-apart"), VARIANT
-        yield Inputs(length=far // token + 2, heads=_HEADS), VARIANT
+        # The first position would be the identity.
+        yield Inputs(length=2, x_view="tokens-far-apart", positions="far"), VARIANT
+        yield Inputs(length=far // token + 2, heads=_HEADS, positions="far"), VARIANT
         return
     yield Inputs(batch=2, length=5, x_view="samples-far-apart"), VARIANT
     yield Inputs(length=2, x_view="tokens-far-apart"), VARIANT
@@ -66,10 +66,7 @@ def _judged(candidate: Candidate, case: Case, seed: int) -> Finding:
     repeated = 1 if given.x_view == "tokens-far-apart" or family.flat else 0
     count = (given.batch, given.length)[repeated]
     one = _one(case, repeated, seed)
-    cos, sin, call = one.cos.view, one.sin.view, one.call
-    if repeated == 1:
-        cos, sin = (table.expand(2, -1) for table in (cos, sin))
-        call = Call(family, family.repeated(call.tables, count))
+    call = Call(family, family.repeated(one.call.tables, count)) if repeated == 1 else one.call
     x = _expanded(one.x.view, repeated, count)
     x = FAR_X_VIEWS[given.x_view](x).view if given.x_view in FAR_X_VIEWS else x.contiguous()
     with uninitialised_memory_is_nan():
@@ -78,11 +75,11 @@ def _judged(candidate: Candidate, case: Case, seed: int) -> Finding:
     ends = family.joined(
         tuple(torch.cat((y.narrow(along, 0, 1), y.narrow(along, count - 1, 1)), along) for y in got)
     )
-    rotation = Rotation(
-        _expanded(one.x.as_given(), repeated, 2), cos, sin, case.contract.pairing, case.contract.forward
-    )
-    where = one.positions.expand(2, -1) if repeated == 1 else one.positions
-    finding = finding_of(ExpectedRotation(rotation, family, where).held(ends, seed=seed))
+    two = replace(one, x=Placed(_expanded(one.x.view, repeated, 2), one.x.before))
+    if repeated == 1:
+        cos, sin = (Placed(table.view.expand(2, -1), table.before) for table in (one.cos, one.sin))
+        two = replace(two, cos=cos, sin=sin, positions=one.positions.expand(2, -1))
+    finding = finding_of(two.expected().held(ends, seed=seed))
     name = ("samples", "tokens")[repeated]
     facts: dict[str, Any] = {**finding.facts, f"{name} judged": [0, count - 1], f"{name} compared": count}
     if finding.verdict != PASS:

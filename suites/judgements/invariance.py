@@ -21,7 +21,7 @@ from ..cases import Case, Inputs, cases_of
 from ..families import shown
 from ..invocation import forward, vjp
 from ..layouts import LAYOUTS, PADDING, SINGLE, Layout, flat_index, gather, scatter
-from ..payloads import PAYLOADS, Slots
+from ..payloads import Slots
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement, first_of
 
@@ -64,7 +64,7 @@ class _Logical:
         self.cos, self.sin = own.tables(positions, case.torch_dtype)
         shape = (1, given.length, given.heads, own.head_dim)
         slots = Slots(shape, case.torch_dtype, own.pairing, self.cos, self.sin, case.generator(seed))
-        self.x, self.gradient = (PAYLOADS[given.payload](slots)[0] for _ in range(2))
+        self.x, self.gradient = (case.bound_family.payload(slots, gradient=g)[0] for g in (False, True))
 
     def run(self, candidate: Candidate, layout: Layout, *, backward: bool) -> Tensor:
         """The output of every logical token, [tokens, H, D], through ``layout``."""
@@ -81,7 +81,7 @@ class _Logical:
             shared = bool((where == where[:1]).all())
             rows = 0 if shared else slice(None)
             cos, sin = (gather(t, index, padding)[rows].to(device) for t in (self.cos, self.sin))
-            call = family.call(cos, sin)
+            call = family.call(cos, sin, self.x.dtype)
             got = vjp(candidate, x, call, gradient) if backward else forward(candidate, x, call)
             scatter(got.cpu(), index, out)
         return out

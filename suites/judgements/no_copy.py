@@ -20,7 +20,7 @@ from ..bare_calls import bare_call
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
 from ..interpreter import launched_kernels
-from ..invocation import derivatives, guarded, outputs, vjp_outputs
+from ..invocation import guarded, outputs, pulled_back, recorded, vjp_outputs
 from ..verdicts import Finding, failed, passed
 from ..waiting import waiting_refused, waits
 from .judgement import Judgement
@@ -55,7 +55,14 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
 def _call(candidate: Candidate, given: Operands, variant: str) -> Callable[[], Any]:
     x, call, gradient = given.x.view, given.call, given.gradient.view
     if variant == "vjp" and candidate.vjp is None:
-        return lambda: derivatives(candidate, x, call, gradient)
+        # What comes in is made beforehand: some families lay it in memory of its own.
+        upstream = given.family.upstream(gradient)
+
+        def differentiate() -> Any:
+            leaves, results = recorded(candidate, x, call)
+            return results, pulled_back(results, leaves, upstream)
+
+        return differentiate
     if variant == "vjp":
         return lambda: vjp_outputs(candidate, call, gradient, on_the_spot=True)
     return lambda: outputs(candidate, x, call, on_the_spot=True)

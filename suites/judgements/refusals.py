@@ -18,9 +18,11 @@ from ropecheck.oracle.contracts import contract
 
 from ..candidates import Candidate, described
 from ..cases import Case, Inputs, Operands, build, cases_of
+from ..families import FAMILIES
 from ..invocation import parts
 from ..verdicts import Finding, failed, passed
 from .bad_calls import BAD_CALLS
+from .bad_norm_calls import BAD_NAMED_CALLS
 from .judgement import Judgement
 
 _REFUSALS = (TypeError, ValueError, RuntimeError, NotImplementedError)
@@ -69,6 +71,13 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
         for name in list(BAD_CALLS[candidate.family])[: 4 if plan == "smoke" else None]:
             yield given, name
         return
+    if candidate.family in BAD_NAMED_CALLS:
+        taken = FAMILIES[candidate.family](own, given).keywords(candidate.run)
+        known = {*taken.values, *taken.tables}
+        asked = [name for name, (_, _, keyword) in BAD_NAMED_CALLS[candidate.family].items() if keyword in ("", *known)]
+        for name in asked[: 4 if plan == "smoke" else None]:
+            yield given, name
+        return
     for name in list(_BAD)[:4] if plan == "smoke" else _BAD:
         if name == "tables-of-fp16" and own.table_dtype != "float32":
             continue
@@ -80,8 +89,20 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
             yield given, _DISAGREES + name
 
 
-def _bad_call(candidate: Candidate, variant: str, given: Operands) -> tuple[tuple[Any, ...], str]:
-    """The arguments of the bad call, and the pattern of the argument that the refusal must name."""
+def _bad_call(candidate: Candidate, variant: str, given: Operands) -> tuple[tuple[Any, ...], str, dict[str, Any]]:
+    """The arguments of the bad call, the pattern of the argument that the refusal must name, and the keywords."""
+    family = given.family
+    if family.name not in BAD_NAMED_CALLS:
+        return *_bad_call_by_place(candidate, variant, given), {}
+    x = parts(candidate, family, given.x.view)
+    by_place, by_name = family.keywords(candidate.run).arguments(x, given.call.tables)
+    names = (*family.activations, *given.tables)[: len(by_place)]
+    spoil, argument, _ = BAD_NAMED_CALLS[family.name][variant]
+    bad = spoil(dict(zip(names, by_place, strict=True)) | by_name)
+    return tuple(bad.pop(name) for name in names), argument, bad
+
+
+def _bad_call_by_place(candidate: Candidate, variant: str, given: Operands) -> tuple[tuple[Any, ...], str]:
     family = given.family
     if family.name in BAD_CALLS:
         call, argument = BAD_CALLS[family.name][variant]
@@ -104,9 +125,9 @@ def _bad_call(candidate: Candidate, variant: str, given: Operands) -> tuple[tupl
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    arguments, argument = _bad_call(candidate, case.variant, given)
+    arguments, argument, keywords = _bad_call(candidate, case.variant, given)
     try:
-        result = candidate.run(*arguments)
+        result = candidate.run(*arguments, **keywords)
     except _REFUSALS as error:
         refusal = error
     except Exception as error:

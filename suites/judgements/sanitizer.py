@@ -14,6 +14,7 @@ from itertools import cycle
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, cases_of
+from ..families import FAMILIES
 
 SANITIZER = "sanitizer"
 """The judgement's name. It is asked by a command of its own, so it is not one of ``JUDGEMENTS``."""
@@ -47,8 +48,10 @@ _FULL = (
 
 def cases(candidate: Candidate, plan: str) -> Iterator[Case]:
     """The cases of a plan, on a GPU, in turn in each of the candidate's dtypes; in the full plan each in all."""
-    chosen = {"smoke": _SMOKE, "standard": _STANDARD, "full": _FULL}[plan]
-    for (given, variant), turn in zip(chosen, cycle(candidate.dtypes), strict=False):
+    alone = FAMILIES[candidate.family].further(SANITIZER, plan, "cuda")
+    chosen = (*{"smoke": _SMOKE, "standard": _STANDARD, "full": _FULL}[plan], *alone)
+    for entry, turn in zip(chosen, cycle(candidate.dtypes), strict=False):
+        given, variant = entry if isinstance(entry, tuple) else (entry, "forward")
         if variant == "vjp" and "vjp" not in candidate.provides:
             continue
         for dtype in candidate.dtypes if plan == "full" else (turn,):

@@ -92,11 +92,14 @@ def _gradients(
     """What autograd gives for each table that requires a gradient; None where the outputs have no graph."""
     leaves = tuple(part.detach().requires_grad_(of_x) for part in parts(candidate, given.family, given.x.view))
     results = applied(candidate, leaves, Call(given.family, tuple(tables.values())))
-    if not all(y.requires_grad for y in results):
-        return None
     asked = {name: table for name, table in tables.items() if table.requires_grad}
     upstream = given.family.upstream(given.gradient.view)
-    return dict(zip(asked, where_reached(results, tuple(asked.values()), upstream), strict=True))
+    # An output that no table reaches, a gate, has none; one that lost its graph is missing from the sum.
+    reached = [(y, g) for y, g in zip(results, upstream, strict=True) if y.requires_grad]
+    if not reached:
+        return None
+    ys, incoming = zip(*reached, strict=True)
+    return dict(zip(asked, where_reached(ys, tuple(asked.values()), incoming), strict=True))
 
 
 def _compared(given: Operands, gradients: dict[str, Tensor | None]) -> Finding:
@@ -129,25 +132,28 @@ def _exact(given: Operands, name: str) -> tuple[Tensor, Tensor]:
     """The gradient of a table in fp64, and how far from it a right one can be."""
     case = given.case
     lanes = given.cos.view.shape[-1]
-    x0, x1 = (half.double() for half in case.contract.pairing.split(given.x.as_given()[..., : 2 * lanes]))
+    turned = given.family.turned(given)
+    (x0, x1), (off0, off1) = (
+        (half.double() for half in case.contract.pairing.split(part[..., : 2 * lanes])) for part in turned
+    )
     g0, g1 = (half.double() for half in case.contract.pairing.split(given.gradient.as_given()[..., : 2 * lanes]))
     if name == "cos":
-        first, second = g0 * x0, g1 * x1
+        first, second, off = g0 * x0, g1 * x1, (g0 * off0).abs() + (g1 * off1).abs()
     else:
         sign = -1.0 if case.inputs.conjugate else 1.0
-        first, second = sign * g1 * x0, -sign * g0 * x1
+        first, second, off = sign * g1 * x0, -sign * g0 * x1, (g1 * off0).abs() + (g0 * off1).abs()
     # The products of numbers of 24 bits are exact in fp64. Heads are summed, and the samples of a shared table.
     shared = given.cos.view.dim() == 2
     dims = (0, 2) if shared else (2,)
     terms = torch.stack((first, second))
-    size = terms.abs().sum(0).sum(dims)
+    size, reach = (terms.abs().sum(0) + off).sum(dims), off.sum(dims)
     n = 2 * x0.shape[2] * (x0.shape[0] if shared else 1)
     working, table = _coarsest(case.contract.backward, case.torch_dtype), given.cos.view.dtype
     growth = _gamma(n + 1, max(_unit(working), _unit(table)))
     underflow = (n * _least(working) + _least(table)) * (1 + growth)
     # What fp64 itself loses in the sum, of magnitudes too.
     own = _gamma(n, _unit(torch.float64))
-    return terms.sum(0).sum(dims), (growth * (1 + own) + own) * size + underflow
+    return terms.sum(0).sum(dims), (growth * (1 + own) + own) * size + reach + underflow
 
 
 def _coarsest(recipe: Recipe, activation: torch.dtype) -> torch.dtype:

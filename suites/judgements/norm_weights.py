@@ -1,0 +1,112 @@
+"""The gradients of a norm's weights: the cases of accuracy-vjp that are asked of family ``norm_rotate_gate`` alone.
+
+A weight's gradient is a sum over all tokens and heads, whose order is an implementation's own. The bound that holds in
+every order grows with their number and is of use at few; at many, payloads are used whose sums are exact in every
+order, and the result has one right value. Of a ``strict`` candidate the contract's own order is asked besides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropecheck.oracle.floats import same
+from ropecheck.oracle.fused import NormRotation, strict_fused_vjp
+from ropecheck.oracle.fused_comparison import compare_weight_gradient
+from ropecheck.oracle.fused_gradients import exact_weight_gradient
+
+from ..candidates import Candidate
+from ..cases import Case, Operands, build
+from ..families import Call, Wanted, shown
+from ..families.norm_expected import ExpectedNorm
+from ..invocation import CandidateFault, applied, checked_one, guarded, parts
+from ..norm_payloads import quarter_turns
+from ..verdicts import Finding, failed, passed
+from ..views import TABLE_VIEWS
+from .judgement import first_of
+
+WEIGHTS = "weights"
+_NAMES = ("q_weight", "k_weight")
+_EXACT = "exact-sum"
+
+
+def judge_weights(candidate: Candidate, case: Case, seed: int) -> Finding:
+    given = build(case, seed)
+    if case.inputs.payload == _EXACT:
+        given = _with_quarter_turns(given, seed)
+    expected = given.expected(backward=True)
+    assert isinstance(expected, ExpectedNorm)
+    got = weight_gradients(candidate, given)
+    facts: dict[str, Any] = {"rows": {}, "outside": 0, "not strict": 0, "exact": case.inputs.payload == _EXACT}
+    for name, half, gradient in zip(_NAMES, expected.halves(), got, strict=True):
+        rotation, upstream = half.rotation, half.gradient
+        assert upstream is not None
+        facts["rows"][name] = rotation.x.shape[0] * rotation.x.shape[1]
+        outside, worst = _outside(rotation, upstream, gradient, exact=facts["exact"])
+        facts["outside"] += outside
+        if outside:
+            reason = f"{outside} of {len(gradient)} elements of {name}'s gradient are not admissible"
+            return failed(reason, {"tensor": name, **worst}, **facts)
+        unlike = ~same(gradient, strict_fused_vjp(rotation, upstream)[1])
+        facts["not strict"] += int(unlike.sum())
+        if "strict" in candidate.provides and bool(unlike.any()):
+            place = {"tensor": name, "channel": first_of(unlike)[0]}
+            return failed(f"{int(unlike.sum())} elements of {name}'s gradient are not the strict bytes", place, **facts)
+    return passed(**facts)
+
+
+def weight_gradients(candidate: Candidate, given: Operands) -> tuple[Tensor, Tensor]:
+    """The gradients of both weights by autograd. Raises :class:`~ropecheck.suites.invocation.CandidateFault`."""
+    family, tables = given.family, given.call.tables
+    leaves = tuple(weight.detach().requires_grad_() for weight in tables[: len(_NAMES)])
+    call = Call(family, (*leaves, *tables[len(_NAMES) :]))
+    results = applied(candidate, parts(candidate, family, given.x.view), call)
+    upstream = family.upstream(given.gradient.view)
+    # A gate that was only copied does not depend on the weights.
+    reached = [(y, g.view(y.shape)) for y, g in zip(results, upstream, strict=True) if y.requires_grad]
+    if not reached:
+        raise CandidateFault("run returns tensors without gradient for weights that require one")
+    ys, gradients = zip(*reached, strict=True)
+    pulled = guarded("the backward of run", lambda: torch.autograd.grad(ys, leaves, gradients, allow_unused=True))
+    for name, gradient in zip(_NAMES, pulled, strict=True):
+        if gradient is None:
+            raise CandidateFault(f"the backward of run has no gradient for {name}")
+    q, k = (
+        checked_one("the backward of run", g, Wanted(name, leaf, (tuple(leaf.shape),)))
+        for name, g, leaf in zip(_NAMES, pulled, leaves, strict=True)
+    )
+    return q, k
+
+
+def _with_quarter_turns(given: Operands, seed: int) -> Operands:
+    """``given`` with a table with which the sums of its payload are exact."""
+    tokens, lanes = given.cos.view.shape
+    device, generator = given.cos.view.device, torch.Generator().manual_seed(seed)
+    cos, sin = (table.to(device) for table in quarter_turns(tokens, lanes, generator))
+    tables = given.family.packed(cos, sin, given.x.view.dtype)
+    placed = TABLE_VIEWS["contiguous"]
+    return replace(given, cos=placed(cos), sin=placed(sin), tables=tables)
+
+
+def _outside(rotation: NormRotation, upstream: Tensor, got: Tensor, *, exact: bool) -> tuple[int, dict[str, Any]]:
+    """How many elements are not admissible, and the worst of them."""
+    if not exact:
+        found = compare_weight_gradient(rotation, upstream, got, samples=0)
+        if not found.outside:
+            return 0, {}
+        if not found.worst:
+            return found.outside, {"got": "finite, where a token out of range makes NaN"}
+        worst = found.worst[0]
+        ends = [shown(worst.low), shown(worst.high)]
+        return found.outside, {"channel": worst.index[2], "admissible": ends, "got": shown(worst.got)}
+    right = exact_weight_gradient(rotation, upstream)
+    # A sum that is zero may have either sign.
+    unlike = ~same(got, right) & ~((got == 0) & (right == 0))
+    if not bool(unlike.any()):
+        return 0, {}
+    channel = first_of(unlike)[0]
+    ends = [shown(float(right[channel]))] * 2
+    return int(unlike.sum()), {"channel": channel, "admissible": ends, "got": shown(float(got[channel]))}
