@@ -113,7 +113,7 @@ def as_function(candidate: Candidate, family: Family) -> Callable[..., Tensor]:
             given = tuple(part.clone(memory_format=torch.contiguous_format) for part in given)
         by_place, by_name = keywords.arguments(given, tables)
         results = family.returned(candidate.run(*by_place, **by_name))
-        if isinstance(results, (tuple, list)):
+        if len(family.activations) > 1 and isinstance(results, (tuple, list)):
             return family.joined(results)
         # Whoever returns something else finds out elsewhere.
         return family.joined(given) if results is None else results

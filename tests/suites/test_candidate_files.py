@@ -37,7 +37,7 @@ BAD_FILES = {
         HEAD + "one = Candidate('mine', 'neox', run)\nCANDIDATES = [one, one]\n",
         r"bad\.py defines two candidates named 'mine'",
     ),
-    "contract": (one("'mine', 'qwen', run"), r"candidate mine: unknown contract 'qwen'; known contracts are hf-"),
+    "contract": (one("'mine', 'qwen', run"), r"candidate mine: unknown contract 'qwen'; known contracts are gptj, "),
     "claim": (
         one("'mine', 'neox', run, provides=('fast',)"),
         r"candidate mine: provides holds 'fast', which is none of",
