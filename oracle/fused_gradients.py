@@ -140,4 +140,7 @@ def _ends(centre: Tensor, reach: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     low, high = (
         [key(end.float().to(dtype)), key(round_double(end, dtype))] for end in (centre - reach, centre + reach)
     )
-    return torch.minimum(*low), torch.maximum(*high)
+    least, greatest = torch.minimum(*low), torch.maximum(*high)
+    # Autograd adds it onto zeros, as in the backward of a slice: -0 becomes +0.
+    negative_zero = key(torch.tensor([-0.0], dtype=dtype, device=centre.device))
+    return least, torch.where(greatest == negative_zero, greatest + 1, greatest)
