@@ -53,9 +53,10 @@ class Candidate:
 
     ``run`` is called as ``family`` says: ``run(x, cos, sin) -> y`` for ``rotate``, ``run(q, k, cos, sin) -> (q, k)``
     for ``rotate_pair``, with ``conjugate=True`` added only where ``conjugate`` is claimed, and for ``rotate_qk``
-    ``run(q, k, cos_sin_cache, positions) -> (q, k)``. With ``in_place`` it writes into its inputs and may return
-    None. ``vjp(gradient, cos, sin) -> x's gradient`` (of q and k: ``vjp(q_gradient, k_gradient, ..)``, a pair)
-    replaces autograd where the backward is separate.
+    ``run(q, k, cos_sin_cache, positions) -> (q, k)``; :class:`~ropecheck.suites.families.NormRotateGate` says what
+    ``norm_rotate_gate`` is called with. With ``in_place`` it writes into its inputs and may return None.
+    ``vjp(gradient, cos, sin) -> x's gradient`` (of q and k: ``vjp(q_gradient, k_gradient, ..)``, a pair) replaces
+    autograd where the backward is separate.
     ``configs`` maps names to context manager factories that force one launch configuration alone. ``kernels``
     names the device kernels that must be seen to run; ``trace`` opens a recorder of launches whose ``backend``
     must equal ``backend``. ``sources`` are hashed into the evidence, relative to the candidate's file, and so are

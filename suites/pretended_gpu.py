@@ -110,6 +110,7 @@ def pretended_gpu(capability: int) -> Iterator[Launches]:
         "get_device_properties": lambda device=None: _H200, "get_device_name": lambda device=None: _H200.name,
         "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0, device=_GPU),
         "synchronize": lambda device=None: None, "set_device": lambda device: None,
+        "is_current_stream_capturing": lambda: False,
         "_exchange_device": lambda device: 0, "_maybe_exchange_device": lambda device: 0,
     }  # fmt: skip
     driver.set_active(_Driver(capability))

@@ -108,6 +108,8 @@ _PADDING = (
     (Inputs(length=9, options="slots+no-gate+one-row"), "padding"),
     (Inputs(length=9, head_dim=80, rotary_dim=20, options="slots+out-of-range+int32-positions"), "padding"),
 )
+# Both specialisations of a kernel: for one row of positions, and for three.
+_ALIGNED = Inputs(length=16, heads=12, options="one-row")
 _TWO_WAYS = tuple(Inputs(length=7, options=options) for options in ("one-row", "no-gate", "sliced-positions"))
 
 
@@ -122,6 +124,28 @@ _STANDARD: dict[str, tuple[_Entry, ...]] = {
     "purity": (*_each_way(_PURITY), *_PADDING),
     "no-copy": _each_way(_TWO_WAYS),
     "provenance": _each_way(_TWO_WAYS[:2]),
+    "graph-replay": _each_way(_TWO_WAYS),
+    "repeatability": tuple((given, "forward/calls=10") for given in _TWO_WAYS[:2]),
+    "codegen": (*_each_way((_ALIGNED,)), (replace(_ALIGNED, options="no-gate"), "forward")),
+    "fullgraph": (
+        (Inputs(length=5, x_view="packed-qkv", gradient_view="packed-qkv", options="sliced-positions"), "vjp/static"),
+        (Inputs(length=5, options="no-gate+one-row"), "forward/dynamic"),
+    ),
+    "opcheck": (
+        (Inputs(length=5, x_view="packed-qkv", options="sliced-positions+int32-positions"), "vjp"),
+        (Inputs(length=5, options="no-gate+one-row"), "forward"),
+        (Inputs(length=0, options="one-row"), "forward"),
+    ),
+    "export": (
+        (Inputs(length=5, x_view="packed-qkv", options="sliced-positions"), "static"),
+        (Inputs(length=5, options="no-gate+one-row"), "dynamic"),
+    ),
+    "sanitizer": (
+        *_each_way((Inputs(length=13, options="slots+out-of-range"),)),
+        *_each_way((Inputs(length=5, x_view="packed-qkv", options="one-row+sliced-positions+int32-positions"),)),
+        (Inputs(length=9, positions="row-ends", options="model-cache+transposed-positions"), "forward"),
+        (Inputs(length=5, head_dim=72, rotary_dim=72, table_view="end-of-allocation"), "forward"),
+    ),
 }
 _SMOKE_OF: dict[str, tuple[_Entry, ...]] = {
     "accuracy-forward": _SMOKE,

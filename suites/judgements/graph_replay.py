@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 from torch import Tensor
@@ -77,6 +78,7 @@ class _Captured:
         backward = case.variant.startswith("vjp")
         self.call = bare_call(candidate, case.bound_family, backward=backward)
         self.read = _operands(case, seed)
+        self.names = (*build(case, seed).placed(), "the gradient")
         self.fills = [_Fill(name, placed, self._eager(placed)) for name, placed in _fills(case, seed)]
         self.recorded: Recorded | None = None
         self.replays = 0
@@ -104,7 +106,7 @@ class _Captured:
         with self.graphs.aside() if aside else nullcontext():
             kept = [
                 _overwritten(own, new, garbage)
-                for own, new, garbage in zip(self.read, fill.placed, _GARBAGE * 2, strict=False)
+                for own, new, garbage in zip(self.read, fill.placed, cycle(_GARBAGE), strict=False)
             ]
             self.graphs.poison(self._sizes())
             for _ in range(2):
@@ -114,7 +116,7 @@ class _Captured:
                 self.replays += 1
                 if found := self.unlike(number):
                     return found
-        for own, before, name in zip(self.read, kept, ("x", "cos", "sin", "the gradient"), strict=False):
+        for own, before, name in zip(self.read, kept, self.names, strict=True):
             if changed := int((own.storage != before).sum()):
                 return f"replay {self.replays} changes {changed} bytes of {name}'s storage"
         return ""

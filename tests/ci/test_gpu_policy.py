@@ -64,6 +64,7 @@ def test_gpu_requires_whatever_is_asked() -> None:
         if judgement.claim in (None, *candidate.provides) and (candidate.name, judgement.name) not in required
         if candidate.vjp is None or judgement.name not in ("autograd", "higher-vjp", "table-gradient")
         if candidate.kernels or judgement.name != "codegen"
+        if candidate.family not in judgement.not_of
         if any(True for _ in judgement.cases(candidate, "cuda", "bfloat16", policy.plan))
     ]
     assert forgotten == []
