@@ -483,3 +483,21 @@ def test_laws_are_not_asked() -> None:
     (unasked,) = questions(candidate(reference), selection)
     assert isinstance(unasked, Unasked)
     assert (unasked.verdict, unasked.reason) == ("not-applicable", "what is normalised first obeys no law of rotations")
+
+
+SHIPPED = """
+from ropecheck.suites.adapters import shipped
+
+CANDIDATES = [c for c in shipped.CANDIDATES if c.name == "ropecheck/triton-norm-rope-gate"]
+"""
+
+
+def test_our_triton_kernel_passes_interpreted(verdicts_of_a_run: Callable[..., list[Verdict]]) -> None:
+    """The smoke plan in bf16, in a process that interprets; and the machine code of both directions."""
+    asked = "accuracy-forward", "accuracy-vjp", "strict-bytes", "purity", "autograd", "provenance", "codegen"
+    options = (word for judgement in asked for word in ("--judgement", judgement))
+    verdicts = verdicts_of_a_run(SHIPPED, "--plan", "smoke", "--dtype", "bfloat16", "-n", "0", *options)
+    assert {v.verdict for v in verdicts} == {"pass"}, [v for v in verdicts if v.verdict != "pass"]
+    assert {v.judgement for v in verdicts} == set(asked)
+    kernels = {name for v in verdicts if v.judgement == "provenance" for name in v.facts["kernels"]}
+    assert kernels == {"norm_rope_gate_kernel", "norm_rope_backward_kernel"}
