@@ -125,7 +125,6 @@ _STANDARD: dict[str, tuple[_Entry, ...]] = {
     "no-copy": _each_way(_TWO_WAYS),
     "provenance": _each_way(_TWO_WAYS[:2]),
     "graph-replay": _each_way(_TWO_WAYS),
-    "repeatability": tuple((given, "forward/calls=10") for given in _TWO_WAYS[:2]),
     "codegen": (*_each_way((_ALIGNED,)), (replace(_ALIGNED, options="no-gate"), "forward")),
     "fullgraph": (
         (Inputs(length=5, x_view="packed-qkv", gradient_view="packed-qkv", options="sliced-positions"), "vjp/static"),
@@ -160,6 +159,9 @@ def further(judgement: str, plan: str, device: str) -> tuple[_Entry, ...]:
     if plan == "smoke":
         return _SMOKE_OF.get(judgement, ())
     chosen = _STANDARD.get(judgement, ())
+    if judgement == "repeatability":
+        calls = 100 if plan == "full" else 10
+        chosen += tuple((given, f"{way}/calls={calls}") for given in _TWO_WAYS[:2] for way in ("forward", "vjp"))
     if device == "cuda" and judgement == "accuracy-forward":
         chosen += tuple(_by_heads(16, 4, length=tokens, options="sliced-positions") for tokens in MANY_TOKENS)
     if device == "cuda" and judgement == "accuracy-vjp":
