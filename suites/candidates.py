@@ -102,10 +102,15 @@ class Candidate:
             contract(self.contract)
         except ValueError as unknown:
             raise CandidateError(f"candidate {self.name}: {unknown}") from None
+        for argument in ("devices", "dtypes", "provides", "sources", "kernels", "binaries"):
+            given = getattr(self, argument)
+            # A generator would be used up by the first who asks.
+            if not isinstance(given, (tuple, list)) or not all(isinstance(v, str) for v in given):
+                raise CandidateError(f"candidate {self.name}: {argument} must be a tuple of strings, not {given!r}")
+            if len(set(given)) < len(given):
+                raise CandidateError(f"candidate {self.name}: {argument} holds a value twice: {', '.join(given)}")
         for argument, known in (("devices", DEVICES), ("dtypes", tuple(DTYPES)), ("provides", tuple(CLAIMS))):
             given = getattr(self, argument)
-            if isinstance(given, str) or not all(isinstance(v, str) for v in given):
-                raise CandidateError(f"candidate {self.name}: {argument} must be a tuple of strings, not {given!r}")
             for value in given:
                 if value not in known:
                     raise CandidateError(
@@ -113,10 +118,6 @@ class Candidate:
                     )
             if not given and argument != "provides":
                 raise CandidateError(f"candidate {self.name}: {argument} must not be empty")
-        for argument in ("sources", "kernels", "binaries"):
-            given = getattr(self, argument)
-            if isinstance(given, str) or not all(isinstance(v, str) for v in given):
-                raise CandidateError(f"candidate {self.name}: {argument} must be a tuple of strings, not {given!r}")
         for argument, kind in (("in_place", bool), ("unavailable", str), ("configs", Mapping)):
             if not isinstance(getattr(self, argument), kind):
                 raise CandidateError(

@@ -9,13 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .candidates import Candidate, described, printable
+from .candidates import Candidate, described
+from .returned import fault_of, is_what_was_given
 from .surroundings import Surroundings
-from .views import X_VIEWS
+from .views import X_VIEWS, Placed
 
 
 class CandidateFault(Exception):  # noqa: N818 - it is no error of the judge's
-    """The candidate raised, or returned something that is no output at all. The message is one sentence."""
+    """The candidate raised, or returned something that is no output at all. The message is one sentence.
+
+    ``leaves`` says what of the process's state was found changed, where an error is the cause.
+    """
+
+    leaves = ""
 
 
 def forward(
@@ -34,7 +40,7 @@ def forward(
     again. A candidate that works in place is given a copy of x, unless it is to work ``on_the_spot``.
     """
     return joined(
-        outputs(candidate, x, cos, sin, conjugate=conjugate, on_the_spot=on_the_spot, k_view=k_view)
+        outputs(candidate, x, cos, sin, conjugate=conjugate, on_the_spot=on_the_spot, k_view=k_view, watch=True)
     )
 
 
@@ -47,9 +53,13 @@ def outputs(
     conjugate: bool = False,
     on_the_spot: bool = False,
     k_view: str = "",
+    watch: bool = False,
 ) -> tuple[Tensor, ...]:
-    """As :func:`forward`, the tensors as the candidate returns them: y, or those of q and of k."""
-    return _called(candidate, "run", candidate.run, x, cos, sin, conjugate, on_the_spot, k_view)
+    """As :func:`forward`, the tensors as the candidate returns them: y, or those of q and of k.
+
+    With ``watch``, what lies apart from x for the candidate's sake must be left alone, and so must its surroundings.
+    """
+    return _called(candidate, "run", candidate.run, x, cos, sin, conjugate, on_the_spot, k_view, watch)
 
 
 def vjp(
@@ -66,7 +76,9 @@ def vjp(
     """The candidate's gradient of x for the incoming ``gradient``: its own ``vjp``, or autograd's."""
     if candidate.vjp is not None:
         return joined(
-            vjp_outputs(candidate, cos, sin, gradient, conjugate=conjugate, on_the_spot=on_the_spot, k_view=k_view)
+            vjp_outputs(
+                candidate, cos, sin, gradient, conjugate=conjugate, on_the_spot=on_the_spot, k_view=k_view, watch=True
+            )
         )
     return differentiated(candidate, x, cos, sin, gradient, conjugate=conjugate, k_view=k_view)[1]
 
@@ -80,10 +92,11 @@ def vjp_outputs(
     conjugate: bool = False,
     on_the_spot: bool = False,
     k_view: str = "",
+    watch: bool = False,
 ) -> tuple[Tensor, ...]:
     """The gradients as the candidate's own ``vjp``, which it has, returns them: of x, or of q and of k."""
     assert candidate.vjp is not None
-    return _called(candidate, "vjp", candidate.vjp, gradient, cos, sin, conjugate, on_the_spot, k_view)
+    return _called(candidate, "vjp", candidate.vjp, gradient, cos, sin, conjugate, on_the_spot, k_view, watch)
 
 
 def differentiated(
@@ -97,7 +110,7 @@ def differentiated(
     k_view: str = "",
 ) -> tuple[Tensor, Tensor]:
     """(y, gradient of x) by autograd."""
-    results, gradients = derivatives(candidate, x, cos, sin, gradient, conjugate=conjugate, k_view=k_view)
+    results, gradients = derivatives(candidate, x, cos, sin, gradient, conjugate=conjugate, k_view=k_view, watch=True)
     return joined(results), joined(gradients)
 
 
@@ -110,10 +123,13 @@ def derivatives(
     *,
     conjugate: bool = False,
     k_view: str = "",
+    watch: bool = False,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(outputs, gradients) by autograd, as the candidate returns them: of x, or of q and of k."""
-    leaves, results = recorded(candidate, x, cos, sin, conjugate=conjugate, k_view=k_view)
+    apart: list[Placed] | None = [] if watch else None
+    leaves, results = recorded(candidate, x, cos, sin, conjugate=conjugate, k_view=k_view, apart=apart)
     gradients = pulled_back(results, leaves, divided(candidate, gradient, k_view))
+    _require_left_alone("run", apart or [], written=False)
     return tuple(y.detach() for y in results), tuple(g.detach() for g in gradients)
 
 
@@ -126,12 +142,13 @@ def recorded(
     conjugate: bool = False,
     k_view: str = "",
     wanted: tuple[bool, ...] = (True, True),
+    apart: list[Placed] | None = None,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(leaves, outputs) of a call that autograd records; of x, or of q and k, those ``wanted`` require grad.
 
     Raises :class:`CandidateFault` where the output of one that does has no graph.
     """
-    given = parts(candidate, x, k_view)
+    given = parts(candidate, x, k_view, apart)
     leaves = tuple(part.detach().requires_grad_(want) for part, want in zip(given, wanted, strict=False))
     results = applied(candidate, leaves, cos, sin, conjugate=conjugate)
     if not all(y.requires_grad or not leaf.requires_grad for y, leaf in zip(results, leaves, strict=True)):
@@ -181,21 +198,38 @@ def as_function(candidate: Candidate, *, conjugate: bool = False) -> Callable[[T
 
 
 def heads_of_q(heads: int) -> int:
-    """How many heads of x are q's, where the candidate takes a pair: two of three, so that k has its own count."""
+    """How many heads of x are q's, where the candidate takes a pair: two of three, so that k has its own count.
+
+    Of five, and of larger odd numbers, k has one more than q.
+    """
+    if heads > 3 and heads % 2:
+        return heads // 2
     return heads - heads // 3 if heads > 2 else (heads + 1) // 2
 
 
-def parts(candidate: Candidate, x: Tensor, k_view: str = "") -> tuple[Tensor, ...]:
+def parts(
+    candidate: Candidate, x: Tensor, k_view: str = "", apart: list[Placed] | None = None
+) -> tuple[Tensor, ...]:
     """What the candidate's family is given of x [B, S, H, D]: x itself, or q and k.
 
     q and k are views of x's memory, as of a packed projection, or k lies apart as ``k_view`` says. Where the
-    candidate does not claim ``strided`` both are contiguous copies.
+    candidate does not claim ``strided`` both are contiguous copies. What lies apart from x is placed between guard
+    bands and added to ``apart``, where that is given.
     """
     if candidate.family == "rotate":
         return (x,)
+    q, k = divided(candidate, x)
     if "strided" not in candidate.provides:
-        return tuple(part.clone(memory_format=torch.contiguous_format) for part in divided(candidate, x))
-    return divided(candidate, x, k_view)
+        if apart is None:
+            return tuple(part.clone(memory_format=torch.contiguous_format) for part in (q, k))
+        placed = [X_VIEWS["contiguous"](part) for part in (q, k)]
+    elif k_view:
+        placed = [X_VIEWS[k_view](k)]
+    else:
+        return q, k
+    if apart is not None:
+        apart += placed
+    return (*((q,) if len(placed) == 1 else ()), *(p.view for p in placed))
 
 
 def divided(candidate: Candidate, x: Tensor, k_view: str = "") -> tuple[Tensor, ...]:
@@ -221,14 +255,30 @@ def _called(
     conjugate: bool,
     on_the_spot: bool,
     k_view: str,
+    watch: bool,
 ) -> tuple[Tensor, ...]:
-    given = parts(candidate, _own_copy(x) if candidate.in_place and not on_the_spot else x, k_view)
+    apart: list[Placed] | None = [] if watch else None
+    given = parts(candidate, _own_copy(x) if candidate.in_place and not on_the_spot else x, k_view, apart)
     with torch.no_grad():
         result = _run(name, function, given, cos, sin, conjugate)
     if candidate.in_place:
         written = _in_place(name, result, given)
+        if apart:
+            # What may have been written is put back, to see what may not have been.
+            written = tuple(y.clone() for y in written)
         result = written if len(written) > 1 else written[0]
-    return tuple(y.detach() for y in _checked(name, result, given))
+    results = tuple(y.detach() for y in _checked(name, result, given))
+    _require_left_alone(name, apart or [], written=candidate.in_place)
+    return results
+
+
+def _require_left_alone(name: str, apart: list[Placed], *, written: bool) -> None:
+    """Raise :class:`CandidateFault` where bytes have changed that are not the candidate's to write."""
+    for placed in apart:
+        if written:
+            placed.view.copy_(placed.as_given())
+        if count := placed.changed_bytes():
+            raise CandidateFault(f"{name} changes {count} bytes of q's or k's storage, guard bands included")
 
 
 def _own_copy(x: Tensor) -> Tensor:
@@ -264,7 +314,9 @@ def guarded(name: str, call: Callable[[], Any]) -> Any:
             raise
         raise CandidateFault(f"{name} raised {described(error)}") from None
     except BaseException as error:
-        raise CandidateFault(f"{name} raised {described(error)}") from error
+        fault = CandidateFault(f"{name} raised {described(error)}")
+        fault.leaves = before.restore()
+        raise fault from error
     finally:
         changed = before.restore()
     if changed:
@@ -274,37 +326,13 @@ def guarded(name: str, call: Callable[[], Any]) -> Any:
 
 def _checked(name: str, result: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """``result`` as one output for each of ``given``, each of its shape, dtype and device."""
-    if len(given) == 1:
-        return (_checked_one(name, result, given[0], "x"),)
-    if not isinstance(result, (tuple, list)) or len(result) != len(given):
-        raise CandidateFault(f"{name} returned {printable(type(result).__name__)}, not the two tensors of q and k")
-    return tuple(_checked_one(name, r, like, of) for r, like, of in zip(result, given, ("q", "k"), strict=True))
-
-
-def _checked_one(name: str, result: Any, like: Tensor, of: str) -> Tensor:
-    if not isinstance(result, Tensor):
-        raise CandidateFault(f"{name} returned {printable(type(result).__name__)}, not a tensor")
-    if type(result) not in (Tensor, torch.nn.Parameter):
-        raise CandidateFault(f"{name} returned a {printable(type(result).__name__)}, a subclass of torch.Tensor")
-    if result.layout != torch.strided:
-        raise CandidateFault(f"{name} returned a tensor of layout {result.layout}, not a strided one")
-    for what, got, expected in (
-        ("shape", tuple(result.shape), tuple(like.shape)),
-        ("dtype", result.dtype, like.dtype),
-        ("device", result.device, like.device),
-    ):
-        if got != expected:
-            raise CandidateFault(f"{name} returned {what} {got}, where {of} has {what} {expected}")
-    return result.resolve_neg()
+    if fault := fault_of(name, result, given):
+        raise CandidateFault(fault)
+    return tuple(y.resolve_neg() for y in ((result,) if len(given) == 1 else result))
 
 
 def _in_place(name: str, result: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """What a candidate that works in place has made of ``given``."""
-    results = (result,) if isinstance(result, Tensor) else result
-    if results is not None and not (
-        isinstance(results, (tuple, list))
-        and len(results) == len(given)
-        and all(isinstance(r, Tensor) and r.data_ptr() == g.data_ptr() for r, g in zip(results, given, strict=True))
-    ):
+    if not is_what_was_given(result, given):
         raise CandidateFault(f"{name} is declared to work in place, but returns other memory than it was given")
     return given

@@ -40,6 +40,9 @@ _STANDARD = (
     Inputs(batch=2, x_view="heads-stride-2", table_view="transposed"),
     Inputs(batch=2, head_dim=80, rotary_dim=48),
     Inputs(batch=2, heads=5, head_dim=67, rotary_dim=34, x_view="wider-heads"),
+    # A pair only: k in memory of its own.
+    Inputs(batch=2, heads=5, k_view="contiguous"),
+    Inputs(batch=2, heads=5, x_view="packed-qkv", k_view="heads-first", table="per-sample"),
 )
 
 
@@ -69,15 +72,16 @@ def uninitialised_memory_is_nan() -> Iterator[None]:
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
     backward, conjugate = case.variant == "vjp", case.inputs.conjugate
+    k_view = case.inputs.k_view
     operands = (given.x.view, given.cos.view, given.sin.view)
     watched = {**given.placed(), **({"gradient": given.gradient} if backward else {})}
     written = given.gradient if backward else given.x
     values = written.view.clone()
     with uninitialised_memory_is_nan():
         if backward:
-            got = vjp(candidate, *operands, given.gradient.view, conjugate=conjugate, on_the_spot=True)
+            got = vjp(candidate, *operands, given.gradient.view, conjugate=conjugate, on_the_spot=True, k_view=k_view)
         else:
-            got = forward(candidate, *operands, conjugate=conjugate, on_the_spot=True)
+            got = forward(candidate, *operands, conjugate=conjugate, on_the_spot=True, k_view=k_view)
     got = got.clone() if candidate.in_place else got
     if candidate.in_place:
         # What may have changed is put back; what is left is what may not have.

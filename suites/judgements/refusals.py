@@ -18,8 +18,9 @@ from ropecheck.oracle.contracts import contract
 
 from ..candidates import Candidate, described
 from ..cases import Case, Inputs, Operands, build, cases_of
-from ..invocation import parts
+from ..invocation import CandidateFault, guarded, parts
 from ..verdicts import Finding, failed, passed
+from ..views import Placed
 from .judgement import Judgement
 
 _REFUSALS = (TypeError, ValueError, RuntimeError, NotImplementedError)
@@ -67,6 +68,9 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
     for name in list(_BAD)[:4] if plan == "smoke" else _BAD:
         if name == "tables-of-fp16" and own.table_dtype != "float32":
             continue
+        if name.endswith("-requires-grad") and "vjp" in candidate.provides and candidate.vjp is None:
+            # table-gradient asks: it may be computed as well as refused.
+            continue
         yield given, name
         if candidate.family == "rotate_pair" and name.startswith("x-"):
             yield given, _ONTO_K + name
@@ -75,16 +79,26 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
             yield given, _DISAGREES + name
 
 
-def _bad_call(candidate: Candidate, variant: str, given: Operands) -> tuple[tuple[Any, ...], str]:
+def _bad_call(
+    candidate: Candidate, variant: str, given: Operands, apart: list[Placed]
+) -> tuple[tuple[Any, ...], str]:
     """The arguments of the bad call, and the pattern of the argument that the refusal must name."""
+    arguments, argument = _spoilt(candidate, variant, given, apart)
+    if "strided" not in candidate.provides:
+        # One thing is wrong with a call, and it is not its strides.
+        arguments = tuple(a.contiguous() if isinstance(a, Tensor) else a for a in arguments)
+    return arguments, argument
+
+
+def _spoilt(candidate: Candidate, variant: str, given: Operands, apart: list[Placed]) -> tuple[tuple[Any, ...], str]:
     cos, sin = given.cos.view, given.sin.view
     if variant.startswith(_DISAGREES):
         disagree, argument = _BAD_PAIR[variant.removeprefix(_DISAGREES)]
-        return (*disagree(*parts(candidate, given.x.view)), cos, sin), argument
+        return (*disagree(*parts(candidate, given.x.view, apart=apart)), cos, sin), argument
     spoil, argument = _BAD[variant.removeprefix(_ONTO_K)]
     if candidate.family == "rotate":
         return spoil(given.x.view, cos, sin), argument
-    q, k = parts(candidate, given.x.view)
+    q, k = parts(candidate, given.x.view, apart=apart)
     if variant.startswith(_ONTO_K):
         return (q, *spoil(k, cos, sin)), "k"
     bad = spoil(q, cos, sin)
@@ -95,17 +109,21 @@ def _bad_call(candidate: Candidate, variant: str, given: Operands) -> tuple[tupl
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    arguments, argument = _bad_call(candidate, case.variant, given)
+    apart: list[Placed] = []
+    arguments, argument = _bad_call(candidate, case.variant, given, apart)
     try:
-        result = candidate.run(*arguments)
-    except _REFUSALS as error:
-        refusal = error
-    except Exception as error:
-        return failed(f"raised {described(error)}, which is no refusal of an argument")
+        result = guarded("run", lambda: candidate.run(*arguments))
+    except CandidateFault as fault:
+        refusal = fault.__cause__
+        if not isinstance(refusal, _REFUSALS):
+            return failed(f"{fault}, which is no refusal of an argument")
+        if fault.leaves:
+            return failed(f"refused, but leaves {fault.leaves} changed")
     else:
         shape = tuple(getattr(result, "shape", ()))
         return failed(f"accepted {case.variant}: returned {type(result).__name__} {shape}")
     changed = {name: placed.changed_bytes() for name, placed in given.placed().items()}
+    changed |= {f"part {number}": placed.changed_bytes() for number, placed in enumerate(apart)}
     message = str(refusal)
     facts: dict[str, Any] = {"error": type(refusal).__name__, "message": message[:300]}
     if any(changed.values()):
