@@ -218,7 +218,12 @@ def exit_status(outcome: Outcome, selection: Selection, required: Sequence[Requi
         executed = any(v.verdict in ("pass", "fail") for v in outcome.verdicts)
         return 3 if unmet or lost(outcome) or not executed else 0
     usable = {"cpu", *(["cuda"] if torch.cuda.is_available() else []), *selection.devices}
-    absent = {c["name"] for c in outcome.candidates if c["unavailable"] and c["specification"] in SHIPPED}
+    # What comes with us is not required where it cannot run: a library is not installed, or it is for a GPU alone.
+    absent = {
+        c["name"]
+        for c in outcome.candidates
+        if c["specification"] in SHIPPED and (c["unavailable"] or usable.isdisjoint(c["devices"]))
+    }
     blocked = any(v.verdict == "blocked" and v.device in usable and v.candidate not in absent for v in outcome.verdicts)
     return 3 if blocked or lost(outcome) or without_case(outcome) - absent else 0
 
