@@ -176,7 +176,9 @@ def _verify(options: argparse.Namespace) -> int:
             check = listings.PinCheck(sorted({c["contract"] for c in outcome.candidates}))
             carry_out(run, folder, outcome, tell)
             outcome.pins = check.reports()
-        required = required_cells(policy, outcome.verdicts, len(devices())) if policy is not None else None
+        required = None
+        if policy is not None:
+            required = required_cells(policy, outcome.verdicts, len(devices()), outcome.candidates)
         status = exit_status(outcome, selection, required)
         settings = {"candidates": run.specifications, "selection": asdict(selection), "seed": run.seed,
                     "workers": run.workers, "exit status": status, "inventory": outcome.candidates,

@@ -12,6 +12,8 @@ A TOML file, see ``docs/policies.md``::
     judgements = ["accuracy-forward", "accuracy-vjp"]
     devices = ["cuda"]
     cases = 8            # least number of passed cases in each cell and dtype
+    dtypes = ["bfloat16", "float16"]    # dtypes that must each have that many; others that were asked must as well
+    claims = ["strided"]                # what each candidate must claim
 
     [[may_block]]
     candidates = ["ropecheck/*"]
@@ -27,15 +29,14 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from ropecheck.suites.candidates import DEVICES
+from ropecheck.suites.candidates import CLAIMS, DEVICES, DTYPES
 from ropecheck.suites.cases import PLANS
 from ropecheck.suites.judgements import JUDGEMENTS
 from ropecheck.suites.judgements.sanitizer import SANITIZER
@@ -58,12 +59,18 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True)
 class Requirement:
-    """Cells that must be passed: every matching candidate with every judgement on every device."""
+    """Cells that must be passed: every matching candidate with every judgement on every device.
+
+    ``cases`` is the least number of passed cases in each of ``dtypes`` and in each other dtype that was asked;
+    ``claims`` is what each candidate must claim.
+    """
 
     candidates: tuple[str, ...]
     judgements: tuple[str, ...]
     devices: tuple[str, ...]
     cases: int = 1
+    dtypes: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,14 +151,15 @@ def load_policy(name: str) -> Policy:
         raise PolicyError(f"--policy {name} must hold at least one [[require]] table")
     if unknown := set(table) - {"require", "may_block", "needs", "plan"}:
         raise PolicyError(f"--policy {name}: unknown key {sorted(unknown)[0]!r}")
-    if (plan := table.get("plan", "")) and plan not in PLANS:
+    if "plan" in table and table["plan"] not in PLANS:
+        plan = table["plan"]
         raise PolicyError(f"--policy {name}: plan must be one of {', '.join(PLANS)}, not {plan!r}")
     return Policy(
         name=name,
         requirements=tuple(_requirement(name, entry) for entry in entries),
         permissions=tuple(_permission(name, entry) for entry in _tables(name, table.get("may_block", []))),
         needs=_needs(name, table.get("needs", {})),
-        plan=plan,
+        plan=table.get("plan", ""),
         sha256=hashlib.sha256(content).hexdigest(),
     )
 
@@ -172,12 +180,14 @@ def _needs(name: str, table: Any) -> tuple[str, ...]:
 
 def _cells(name: str, where: str, entry: dict[str, Any], more: set[str]) -> dict[str, tuple[str, ...]]:
     """The three lists that name cells; every other key of ``entry`` must be one of ``more``."""
-    known = {"candidates": None, "judgements": (*JUDGEMENTS, SANITIZER), "devices": DEVICES}
+    known = {"candidates": None, "judgements": tuple(JUDGEMENTS), "devices": DEVICES}
     for key, allowed in known.items():
         values = entry.get(key)
         if not isinstance(values, list) or not values or not all(isinstance(v, str) for v in values):
             raise PolicyError(f"--policy {name}: {key} must be a list of strings in every [[{where}]]")
         for value in values:
+            if key == "judgements" and value == SANITIZER:
+                raise PolicyError(f"--policy {name}: {SANITIZER} is run by ropecheck sanitize, not under a policy")
             if allowed is not None and value not in allowed:
                 raise PolicyError(f"--policy {name}: {key} holds {value!r}, which is none of {', '.join(allowed)}")
     if unknown := set(entry) - {*known, *more}:
@@ -192,8 +202,18 @@ def _number(name: str, key: str, value: Any) -> int:
 
 
 def _requirement(name: str, entry: dict[str, Any]) -> Requirement:
-    cells = _cells(name, "require", entry, {"cases"})
-    return Requirement(**cells, cases=_number(name, "cases", entry.get("cases", 1)))
+    cells = _cells(name, "require", entry, {"cases", "dtypes", "claims"})
+    demanded = {k: _names(name, k, entry[k], known) for k, known in _DEMANDED.items() if k in entry}
+    return Requirement(**cells, **demanded, cases=_number(name, "cases", entry.get("cases", 1)))
+
+
+_DEMANDED = {"dtypes": tuple(DTYPES), "claims": tuple(CLAIMS)}
+
+
+def _names(name: str, key: str, values: Any, known: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(values, list) or not values or not all(value in known for value in values):
+        raise PolicyError(f"--policy {name}: {key} must be a list of some of {', '.join(known)}, not {values!r}")
+    return tuple(values)
 
 
 def _permission(name: str, entry: dict[str, Any]) -> Permission:
@@ -205,8 +225,15 @@ def _permission(name: str, entry: dict[str, Any]) -> Permission:
     return Permission(**cells, reason=reason, gpus=gpus)
 
 
-def required_cells(policy: Policy, verdicts: Sequence[Verdict], gpus: int) -> list[RequiredCell]:
-    """Every required cell, each once, as ``verdicts`` of a machine with that many GPUs show it."""
+def required_cells(
+    policy: Policy, verdicts: Sequence[Verdict], gpus: int, candidates: Sequence[Mapping[str, Any]] = ()
+) -> list[RequiredCell]:
+    """Every required cell, each once, as ``verdicts`` of a machine with that many GPUs show it.
+
+    ``candidates`` is the run's inventory, of which ``name`` and ``provides`` are read: a candidate that is not in it
+    claims nothing.
+    """
+    claimed = {c["name"]: c["provides"] for c in candidates}
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for v in verdicts:
         groups.setdefault((v.candidate, v.judgement, v.device), []).append(v)
@@ -220,14 +247,15 @@ def required_cells(policy: Policy, verdicts: Sequence[Verdict], gpus: int) -> li
                     yield RequiredCell(pattern, "missing", "no candidate of that name was judged")
                 for key in ((n, j, d) for n in matching for j in requirement.judgements for d in requirement.devices):
                     permission = next((p.reason for p in policy.permissions if p.covers(*key, gpus)), "")
-                    state, reason = _state(groups.get(key, []), requirement.cases, permission)
+                    unclaimed = [claim for claim in requirement.claims if claim not in claimed.get(key[0], ())]
+                    state, reason = _state(groups.get(key, []), requirement, unclaimed, permission)
                     yield RequiredCell(" x ".join(key), state, reason)
 
     return list(dict.fromkeys(found()))
 
 
 def _state(
-    verdicts: Sequence[Verdict], cases: int, permission: str
+    verdicts: Sequence[Verdict], requirement: Requirement, unclaimed: Sequence[str], permission: str
 ) -> tuple[Literal["passed", "permitted", "failed", "not-applicable", "blocked", "missing"], str]:
     """The state of one cell, and why. Permission is for what is blocked: it never covers a failure or a gap."""
     if not verdicts:
@@ -236,14 +264,18 @@ def _state(
     reasons = {kind: next((v.reason for v in verdicts if v.verdict == kind), "") for kind in totals}
     if totals["fail"]:
         return "failed", f"{totals['fail']} fail: {reasons['fail']}"
+    if unclaimed:
+        return "not-applicable", f"the candidate does not claim {', '.join(unclaimed)}"
     if totals["not-applicable"]:
         return "not-applicable", f"{totals['not-applicable']} not-applicable: {reasons['not-applicable']}"
     if totals["blocked"]:
         said = f"{totals['blocked']} blocked: {reasons['blocked']}"
         return ("permitted", f"{said}; allowed: {permission}") if permission else ("blocked", said)
-    for dtype, passed in Counter(v.dtype for v in verdicts).items():
-        if passed < cases:
-            return "missing", f"{passed} cases in {dtype}, {cases} are required"
+    for dtype in dict.fromkeys([*requirement.dtypes, *(v.dtype for v in verdicts)]):
+        # A case that was judged twice, by two sessions say, is one case.
+        passed = len({v.case for v in verdicts if v.dtype == dtype})
+        if passed < requirement.cases:
+            return "missing", f"{passed} cases in {dtype}, {requirement.cases} are required"
     return "passed", ""
 
 

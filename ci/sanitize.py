@@ -29,7 +29,7 @@ from ropecheck.suites.sanitized import MARK, PLANT
 from ropecheck.suites.verdicts import BLOCKED, FAIL, PASS, Verdict
 
 from .environment import python_command
-from .sanitizer_output import Session, read
+from .sanitizer_output import ERROR_STATUS, Session, read
 from .verify import UsageError
 
 OURS = "ropecheck.suites.adapters.shipped:CANDIDATES"
@@ -165,10 +165,10 @@ class _Tool:
     def run(self) -> _Tool:
         started = time.monotonic()
         while remaining := [number for number in range(len(self.asked)) if number not in self.verdicts]:
-            text, hung = self._session(remaining)
+            text, hung, status = self._session(remaining)
             with (self.folder / f"{self.name}.txt").open("a") as log:
                 log.write(text)
-            session = read(text, self.name)
+            session = read(text, self.name, status)
             if why := self._settle(session, remaining, hung):
                 for number in remaining:
                     self._add(number, BLOCKED, why)
@@ -180,6 +180,13 @@ class _Tool:
         if session.unusable:
             return session.unusable
         begun = [number for number in remaining if number in session.begun]
+        strange = [number for number in session.begun if number not in (*remaining, PLANT)]
+        if session.malformed or strange:
+            # Which case was running is not known for certain: only what the tool reports in one is held against it.
+            for number in begun:
+                if session.reports.get(number):
+                    self._add_failure(session, number, hung)
+            return session.doubt if session.malformed else f"the process began case {strange[0]}, which was not asked"
         for number in begun:
             self._add_failure(session, number, hung)
         if PLANT in session.begun:
@@ -226,8 +233,8 @@ class _Tool:
         if number not in self.verdicts:
             self.verdicts[number] = _verdict(self.what, self.asked[number], self.name, verdict, reason, facts or {})
 
-    def _session(self, numbers: Sequence[int]) -> tuple[str, bool]:
-        """All that one process under the tool writes, and whether it was ended because it hung."""
+    def _session(self, numbers: Sequence[int]) -> tuple[str, bool, int]:
+        """All that one process under the tool writes, whether it was ended because it hung, and the exit status."""
         request = self.folder / f"{self.name}.json"
         content = {
             "specifications": sorted({self.asked[n].specification for n in numbers}),
@@ -237,7 +244,8 @@ class _Tool:
         request.write_text(json.dumps(content))
         command = [
             self.path, "--tool", self.name, "--target-processes", "application-only", "--print-limit", "100000",
-            "--launch-timeout", str(int(_START)), *_OPTIONS.get(self.name, ()),
+            "--error-exitcode", str(ERROR_STATUS), "--launch-timeout", str(int(_START)),
+            *_OPTIONS.get(self.name, ()),
             *python_command("ropecheck.suites.sanitized"), str(request),
         ]  # fmt: skip
         process = subprocess.Popen(
@@ -247,11 +255,15 @@ class _Tool:
         with process:
             try:
                 text, hung = _written(process, self.what.case_limit)
+                if not hung:
+                    # It has closed its output and may still be ending: to kill it now would falsify its status.
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(self.what.case_limit)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         request.unlink()
-        return text, hung
+        return text, hung, process.returncode
 
 
 def _written(process: subprocess.Popen[bytes], limit: float) -> tuple[str, bool]:

@@ -61,7 +61,8 @@ def held_to(selection: Selection, policy: Policy) -> Selection:
     if policy.plan:
         if PLANS.index(selection.plan) < PLANS.index(policy.plan):
             raise PolicyError(f"--plan {selection.plan} asks less than {policy.plan}, which policy {policy.name} asks")
-        for option, chosen in (("--dtype", selection.dtypes), ("--case", selection.cases)):
+        narrowing = {"--contract": selection.contracts, "--dtype": selection.dtypes, "--case": selection.cases}
+        for option, chosen in narrowing.items():
             if chosen:
                 raise PolicyError(f"{option} leaves out cases of plan {policy.plan}, which policy {policy.name} asks")
     return replace(selection, devices=selection.devices or policy.devices)
@@ -213,9 +214,16 @@ def exit_status(outcome: Outcome, selection: Selection, required: Sequence[Requi
     if any(v.verdict == "fail" for v in outcome.verdicts) or any(not cell.could_not_run for cell in unmet):
         return 1
     if required is not None:
-        return 3 if unmet or lost(outcome) else 0
+        # Where everything may be blocked, a run that executed nothing has still shown nothing.
+        executed = any(v.verdict in ("pass", "fail") for v in outcome.verdicts)
+        return 3 if unmet or lost(outcome) or not executed else 0
     usable = {"cpu", *(["cuda"] if torch.cuda.is_available() else []), *selection.devices}
-    absent = {c["name"] for c in outcome.candidates if c["unavailable"] and c["specification"] in SHIPPED}
+    # What comes with us is not required where it cannot run: a library is not installed, or it is for a GPU alone.
+    absent = {
+        c["name"]
+        for c in outcome.candidates
+        if c["specification"] in SHIPPED and (c["unavailable"] or usable.isdisjoint(c["devices"]))
+    }
     blocked = any(v.verdict == "blocked" and v.device in usable and v.candidate not in absent for v in outcome.verdicts)
     return 3 if blocked or lost(outcome) or without_case(outcome) - absent else 0
 

@@ -111,10 +111,15 @@ class Candidate:
                 f"candidate {self.name}: family must be one of {fitting} for contract {self.contract}, "
                 f"not {self.family!r}"
             )
+        for argument in ("devices", "dtypes", "provides", "sources", "kernels", "binaries"):
+            given = getattr(self, argument)
+            # A generator would be used up by the first who asks.
+            if not isinstance(given, (tuple, list)) or not all(isinstance(v, str) for v in given):
+                raise CandidateError(f"candidate {self.name}: {argument} must be a tuple of strings, not {given!r}")
+            if len(set(given)) < len(given):
+                raise CandidateError(f"candidate {self.name}: {argument} holds a value twice: {', '.join(given)}")
         for argument, known in (("devices", DEVICES), ("dtypes", tuple(DTYPES)), ("provides", tuple(CLAIMS))):
             given = getattr(self, argument)
-            if isinstance(given, str) or not all(isinstance(v, str) for v in given):
-                raise CandidateError(f"candidate {self.name}: {argument} must be a tuple of strings, not {given!r}")
             for value in given:
                 if value not in known:
                     raise CandidateError(
@@ -131,10 +136,6 @@ class Candidate:
                 raise CandidateError(
                     f"candidate {self.name}: provides must not hold {claim!r} for family {self.family}: {reason}"
                 )
-        for argument in ("sources", "kernels", "binaries"):
-            given = getattr(self, argument)
-            if isinstance(given, str) or not all(isinstance(v, str) for v in given):
-                raise CandidateError(f"candidate {self.name}: {argument} must be a tuple of strings, not {given!r}")
         for argument, kind in (("in_place", bool), ("unavailable", str), ("configs", Mapping)):
             if not isinstance(getattr(self, argument), kind):
                 raise CandidateError(

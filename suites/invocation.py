@@ -9,13 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .candidates import Candidate, described, printable
+from .candidates import Candidate, described
 from .families import Call, Family, Wanted
+from .returned import fault_of, is_what_was_given
 from .surroundings import Surroundings
+from .views import X_VIEWS, Placed
 
 
 class CandidateFault(Exception):  # noqa: N818 - it is no error of the judge's
-    """The candidate raised, or returned something that is no output at all. The message is one sentence."""
+    """The candidate raised, or returned something that is no output at all. The message is one sentence.
+
+    ``leaves`` says what of the process's state was found changed, where an error is the cause.
+    """
+
+    leaves = ""
 
 
 def forward(candidate: Candidate, x: Tensor, call: Call, *, on_the_spot: bool = False) -> Tensor:
@@ -24,52 +31,64 @@ def forward(candidate: Candidate, x: Tensor, call: Call, *, on_the_spot: bool = 
     x is divided into the activations of the call's family (:func:`parts`), and the outputs are put together again. A
     candidate that works in place is given a copy of x, unless it is to work ``on_the_spot``.
     """
-    return call.family.joined(outputs(candidate, x, call, on_the_spot=on_the_spot))
+    return call.family.joined(outputs(candidate, x, call, on_the_spot=on_the_spot, watch=True))
 
 
-def outputs(candidate: Candidate, x: Tensor, call: Call, *, on_the_spot: bool = False) -> tuple[Tensor, ...]:
-    """As :func:`forward`, the tensors as the candidate returns them."""
-    return _called(candidate, "run", candidate.run, x, call, on_the_spot)
+def outputs(
+    candidate: Candidate, x: Tensor, call: Call, *, on_the_spot: bool = False, watch: bool = False
+) -> tuple[Tensor, ...]:
+    """As :func:`forward`, the tensors as the candidate returns them.
+
+    With ``watch``, what lies apart from x for the candidate's sake must be left alone, and so must its surroundings.
+    """
+    return _called(candidate, "run", candidate.run, x, call, on_the_spot, watch)
 
 
 def vjp(candidate: Candidate, x: Tensor, call: Call, gradient: Tensor, *, on_the_spot: bool = False) -> Tensor:
     """The candidate's gradient of x for the incoming ``gradient``: its own ``vjp``, or autograd's."""
     if candidate.vjp is not None:
-        return call.family.undivided(vjp_outputs(candidate, call, gradient, on_the_spot=on_the_spot))
+        return call.family.undivided(vjp_outputs(candidate, call, gradient, on_the_spot=on_the_spot, watch=True))
     return differentiated(candidate, x, call, gradient)[1]
 
 
 def vjp_outputs(
-    candidate: Candidate, call: Call, gradient: Tensor, *, on_the_spot: bool = False
+    candidate: Candidate, call: Call, gradient: Tensor, *, on_the_spot: bool = False, watch: bool = False
 ) -> tuple[Tensor, ...]:
     """The gradients as the candidate's own ``vjp``, which it has, returns them: one for each activation."""
     assert candidate.vjp is not None
-    return _called(candidate, "vjp", candidate.vjp, gradient, call, on_the_spot)
+    return _called(candidate, "vjp", candidate.vjp, gradient, call, on_the_spot, watch)
 
 
 def differentiated(candidate: Candidate, x: Tensor, call: Call, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """(y, gradient of x) by autograd."""
-    results, gradients = derivatives(candidate, x, call, gradient)
+    results, gradients = derivatives(candidate, x, call, gradient, watch=True)
     return call.family.joined(results), call.family.undivided(gradients)
 
 
 def derivatives(
-    candidate: Candidate, x: Tensor, call: Call, gradient: Tensor
+    candidate: Candidate, x: Tensor, call: Call, gradient: Tensor, *, watch: bool = False
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """(outputs, gradients) by autograd, as the candidate returns them."""
-    leaves, results = recorded(candidate, x, call)
+    """(outputs, gradients) by autograd, as the candidate returns them. ``watch`` as in :func:`outputs`."""
+    apart: list[Placed] | None = [] if watch else None
+    leaves, results = recorded(candidate, x, call, apart=apart)
     gradients = pulled_back(results, leaves, call.family.upstream(gradient))
+    _require_left_alone("run", apart or [], written=False)
     return tuple(y.detach() for y in results), tuple(g.detach() for g in gradients)
 
 
 def recorded(
-    candidate: Candidate, x: Tensor, call: Call, *, wanted: tuple[bool, ...] = (True, True)
+    candidate: Candidate,
+    x: Tensor,
+    call: Call,
+    *,
+    wanted: tuple[bool, ...] = (True, True),
+    apart: list[Placed] | None = None,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """(leaves, outputs) of a call that autograd records; of the activations, those ``wanted`` require grad.
 
     Raises :class:`CandidateFault` where the output of one that does has no graph.
     """
-    given = parts(candidate, call.family, x)
+    given = parts(candidate, call.family, x, apart)
     leaves = tuple(part.detach().requires_grad_(want) for part, want in zip(given, wanted, strict=False))
     results = applied(candidate, leaves, call)
     # What a family returns beyond one output for each activation comes from the first.
@@ -121,28 +140,60 @@ def as_function(candidate: Candidate, family: Family) -> Callable[..., Tensor]:
     return function
 
 
-def parts(candidate: Candidate, family: Family, x: Tensor) -> tuple[Tensor, ...]:
-    """What the candidate's family is given of x [B, S, H, D]: x itself, or activations that are views of its memory.
+def parts(
+    candidate: Candidate, family: Family, x: Tensor, apart: list[Placed] | None = None
+) -> tuple[Tensor, ...]:
+    """What the candidate's family is given of x [B, S, H, D]: x itself, or activations.
 
-    Where a candidate that is given more than one does not claim ``strided`` they are contiguous copies.
+    They are views of x's memory, or lie apart as the inputs say. Where a candidate that is given more than one does not
+    claim ``strided`` they are contiguous copies. What lies apart from x is placed between guard bands and added to
+    ``apart``, where that is given.
     """
-    if len(family.activations) > 1 and "strided" not in candidate.provides:
-        return tuple(part.clone(memory_format=torch.contiguous_format) for part in family.divided(x))
-    return family.divided(x)
+    if len(family.activations) == 1 or "strided" in candidate.provides:
+        placed = family.apart(x)
+    elif apart is None:
+        return tuple(part.clone(memory_format=torch.contiguous_format) for part in family.split(x))
+    else:
+        placed = {number: X_VIEWS["contiguous"](family.lifted(part)) for number, part in enumerate(family.split(x))}
+    if apart is not None:
+        apart += placed.values()
+    return family.with_apart(x, placed)
 
 
 def _called(
-    candidate: Candidate, name: str, function: Callable[..., Any], x: Tensor, call: Call, on_the_spot: bool
+    candidate: Candidate,
+    name: str,
+    function: Callable[..., Any],
+    x: Tensor,
+    call: Call,
+    on_the_spot: bool,
+    watch: bool,
 ) -> tuple[Tensor, ...]:
-    given = parts(candidate, call.family, _own_copy(x) if candidate.in_place and not on_the_spot else x)
+    apart: list[Placed] | None = [] if watch else None
+    given = parts(candidate, call.family, _own_copy(x) if candidate.in_place and not on_the_spot else x, apart)
     with torch.no_grad():
         result = _run(name, function, given, call)
     if candidate.in_place:
         written = _in_place(name, result, given)
+        if apart:
+            # What may have been written is put back, to see what may not have been.
+            written = tuple(y.clone() for y in written)
         result = written if len(written) > 1 else written[0]
-    if name != "run":
-        return tuple(y.detach() for y in _checked(name, result, _like(given)))
-    return tuple(y.detach() for y in _checked(name, call.family.returned(result), call.family.wanted(given)))
+    if name == "run":
+        checked = _checked(name, call.family.returned(result), call.family.wanted(given))
+    else:
+        checked = _checked(name, result, _like(given))
+    _require_left_alone(name, apart or [], written=candidate.in_place)
+    return tuple(y.detach() for y in checked)
+
+
+def _require_left_alone(name: str, apart: list[Placed], *, written: bool) -> None:
+    """Raise :class:`CandidateFault` where bytes have changed that are not the candidate's to write."""
+    for placed in apart:
+        if written:
+            placed.view.copy_(placed.as_given())
+        if count := placed.changed_bytes():
+            raise CandidateFault(f"{name} changes {count} bytes of q's or k's storage, guard bands included")
 
 
 def _like(activations: tuple[Tensor, ...]) -> tuple[Wanted, ...]:
@@ -182,7 +233,9 @@ def guarded(name: str, call: Callable[[], Any]) -> Any:
             raise
         raise CandidateFault(f"{name} raised {described(error)}") from None
     except BaseException as error:
-        raise CandidateFault(f"{name} raised {described(error)}") from error
+        fault = CandidateFault(f"{name} raised {described(error)}")
+        fault.leaves = before.restore()
+        raise fault from error
     finally:
         changed = before.restore()
     if changed:
@@ -192,44 +245,13 @@ def guarded(name: str, call: Callable[[], Any]) -> Any:
 
 def _checked(name: str, result: Any, wanted: tuple[Wanted, ...]) -> tuple[Tensor, ...]:
     """``result`` as one tensor for each of ``wanted``, each of its shape, dtype and device."""
-    if len(wanted) == 1:
-        return (checked_one(name, result, wanted[0]),)
-    if not isinstance(result, (tuple, list)) or len(result) != len(wanted):
-        names = ", ".join(each.name for each in wanted[:-1])
-        count = {2: "two", 3: "three"}[len(wanted)]
-        raise CandidateFault(
-            f"{name} returned {printable(type(result).__name__)}, not the {count} tensors of "
-            f"{names} and {wanted[-1].name}"
-        )
-    return tuple(checked_one(name, r, each) for r, each in zip(result, wanted, strict=True))
-
-
-def checked_one(name: str, result: Any, wanted: Wanted) -> Tensor:
-    if not isinstance(result, Tensor):
-        raise CandidateFault(f"{name} returned {printable(type(result).__name__)}, not a tensor")
-    if type(result) not in (Tensor, torch.nn.Parameter):
-        raise CandidateFault(f"{name} returned a {printable(type(result).__name__)}, a subclass of torch.Tensor")
-    if result.layout != torch.strided:
-        raise CandidateFault(f"{name} returned a tensor of layout {result.layout}, not a strided one")
-    if tuple(result.shape) not in wanted.shapes:
-        shapes = " or ".join(map(str, wanted.shapes))
-        raise CandidateFault(f"{name} returned shape {tuple(result.shape)}, where {wanted.name} has shape {shapes}")
-    for what, got, expected in (
-        ("dtype", result.dtype, wanted.like.dtype),
-        ("device", result.device, wanted.like.device),
-    ):
-        if got != expected:
-            raise CandidateFault(f"{name} returned {what} {got}, where {wanted.name} has {what} {expected}")
-    return result.resolve_neg()
+    if fault := fault_of(name, result, wanted):
+        raise CandidateFault(fault)
+    return tuple(y.resolve_neg() for y in ((result,) if len(wanted) == 1 else result))
 
 
 def _in_place(name: str, result: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """What a candidate that works in place has made of ``given``."""
-    results = (result,) if isinstance(result, Tensor) else result
-    if results is not None and not (
-        isinstance(results, (tuple, list))
-        and len(results) == len(given)
-        and all(isinstance(r, Tensor) and r.data_ptr() == g.data_ptr() for r, g in zip(results, given, strict=True))
-    ):
+    if not is_what_was_given(result, given):
         raise CandidateFault(f"{name} is declared to work in place, but returns other memory than it was given")
     return given

@@ -41,10 +41,15 @@ class OperatorCall:
 
     @property
     def key(self) -> str:
-        """Two calls of one key differ in sizes and values only."""
+        """Two calls of one key differ in values, and in strides of one order, only."""
 
         def plain(value: Any) -> Any:
-            return (value.dtype, value.requires_grad) if isinstance(value, Tensor) else value
+            if not isinstance(value, Tensor):
+                return value
+            # What is made like a tensor lies in the order of its strides, which dimensions of one element have not.
+            order = sorted((d for d in range(value.dim()) if value.shape[d] > 1), key=value.stride, reverse=True)
+            layout = (value.is_contiguous(), order, value.storage_offset() == 0)
+            return str((value.dtype, value.requires_grad, tuple(value.shape), layout))
 
         return f"{self.operator} {tree_map(plain, (self.arguments, dict(self.keywords)))}"
 

@@ -20,12 +20,14 @@ class Surroundings:
     device: torch.device
     gradients: bool
     flushes: bool
+    autocast: tuple[bool, ...]
 
     @classmethod
     def now(cls) -> Surroundings:
         return cls(
-            torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), flushes_subnormals()
-        )
+            torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), flushes_subnormals(),
+            tuple(torch.is_autocast_enabled(device) for device in _AUTOCAST),
+        )  # fmt: skip
 
     def restore(self) -> str:
         """Put back what has changed since, and say in words what it was; empty where nothing was."""
@@ -42,6 +44,10 @@ class Surroundings:
         if flushes_subnormals() != self.flushes:
             torch.set_flush_denormal(self.flushes)
             changes.append("the CPU's treatment of subnormal numbers")
+        for device, before in zip(_AUTOCAST, self.autocast, strict=True):
+            if torch.is_autocast_enabled(device) != before:
+                torch.set_autocast_enabled(device, before)
+                changes.append(f"autocast on {device}")
         return " and ".join(changes)
 
 
@@ -51,4 +57,5 @@ def flushes_subnormals() -> bool:
     return bool(_LEAST_NORMAL * np.float32(0.5) == 0)
 
 
+_AUTOCAST = ("cpu", "cuda")
 _LEAST_NORMAL = np.float32(2.0**-126)

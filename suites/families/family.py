@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..payloads import PAYLOADS, Slots
-from ..views import Placed
+from ..views import X_VIEWS, Placed
 
 if TYPE_CHECKING:
     from ropecheck.oracle.contract import Contract
@@ -119,13 +119,27 @@ class Family(ABC):
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """The activations that x is made of, all views of its memory; the backward of this only moves values."""
 
+    def apart(self, x: Tensor) -> dict[int, Placed]:
+        """What the inputs lay apart from x, in memory of its own, by the activation's number. As x in dimensions."""
+        view = self.inputs.k_view
+        return {1: X_VIEWS[view](self.lifted(self.split(x)[1]))} if view else {}
+
     def divided(self, x: Tensor) -> tuple[Tensor, ...]:
         """As :meth:`split`, but for what the inputs lay apart."""
-        return self.split(x)
+        return self.with_apart(x, self.apart(x))
+
+    def with_apart(self, x: Tensor, apart: Mapping[int, Placed]) -> tuple[Tensor, ...]:
+        """As :meth:`split`, but for what lies ``apart``."""
+        split = enumerate(self.split(x))
+        return tuple(self.lowered(apart[number].view) if number in apart else part for number, part in split)
 
     @abstractmethod
     def lifted(self, activation: Tensor) -> Tensor:
         """One activation, or a tensor like it, with the dimensions of x."""
+
+    @abstractmethod
+    def lowered(self, x: Tensor) -> Tensor:
+        """The inverse of :meth:`lifted`, of the same memory."""
 
     def undivided(self, activations: Sequence[Tensor]) -> Tensor:
         """The inverse of :meth:`divided`."""
@@ -207,5 +221,10 @@ class Family(ABC):
 
 
 def heads_of_q(heads: int) -> int:
-    """How many heads of x are q's, where a case does not say: two of three, so that k has its own count."""
+    """How many heads of x are q's, where a case does not say: two of three, so that k has its own count.
+
+    Of five, and of larger odd numbers, k has one more than q.
+    """
+    if heads > 3 and heads % 2:
+        return heads // 2
     return heads - heads // 3 if heads > 2 else (heads + 1) // 2

@@ -19,7 +19,7 @@ from ropecheck.oracle.norm import Norm
 from ..cache_packing import axis_map_of, gradients_of_cache, model_cache, pack, place_positions
 from ..norm_payloads import NORM_PAYLOADS, Heads, gates, gradients, weights
 from ..payloads import Slots
-from ..views import TABLE_VIEWS, X_VIEWS, Placed, View, place
+from ..views import TABLE_VIEWS, Placed, View, place
 from .family import Asked, Family, Keywords, Wanted
 from .norm_expected import ExpectedNorm
 from .norm_heads import HeadCounts
@@ -168,14 +168,13 @@ class NormRotateGate(Family):
         at = self.heads.before_keys
         return tuple(part.flatten(1) for part in torch.split(x[0], [at, x.shape[2] - at], dim=1))
 
-    def divided(self, x: Tensor) -> tuple[Tensor, ...]:
-        q_gate, k = self.split(x)
-        return q_gate, X_VIEWS[self.inputs.k_view](self.lifted(k)).view[0].flatten(1) if self.inputs.k_view else k
-
     def lifted(self, activation: Tensor) -> Tensor:
         tokens, width = activation.shape[0], self.head_dim
         heads = activation.shape[1] if activation.dim() == 3 else activation.shape[1] // width
         return activation.reshape(1, tokens, heads, width)
+
+    def lowered(self, x: Tensor) -> Tensor:
+        return x[0].flatten(1)
 
     def joined(self, outputs: Sequence[Tensor]) -> Tensor:
         """As x. What padding holds nobody says: here it is zero."""

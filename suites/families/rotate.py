@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..views import TABLE_VIEWS, X_VIEWS, Placed
+from ..views import TABLE_VIEWS, Placed
 from .expected import ExpectedRotation
 from .family import Family, Keywords, heads_of_q
 
@@ -40,6 +40,9 @@ class Rotate(Family):
 
     def lifted(self, activation: Tensor) -> Tensor:
         return activation
+
+    def lowered(self, x: Tensor) -> Tensor:
+        return x
 
     def packed(
         self, cos: Tensor, sin: Tensor, activation: torch.dtype, positions: Tensor | None = None
@@ -93,10 +96,6 @@ class RotatePair(Rotate):
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         # Not two slices: their backward is a sum, which is no longer a move of values.
         return torch.split(x, [self.q_heads, x.shape[2] - self.q_heads], dim=2)
-
-    def divided(self, x: Tensor) -> tuple[Tensor, ...]:
-        q, k = self.split(x)
-        return q, X_VIEWS[self.inputs.k_view](k).view if self.inputs.k_view else k
 
     def tensor_of(self, head: int) -> str:
         return "q" if head < self.q_heads else "k"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..cache_packing import axis_map_of, gradients_of_cache, model_cache, pack, place_positions
-from ..views import TABLE_VIEWS, X_VIEWS, Placed
+from ..views import TABLE_VIEWS, Placed
 from .expected import ExpectedRotation
 from .family import Asked, Family
 from .rotate import q_heads
@@ -74,12 +74,11 @@ class RotateQK(Family):
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         return torch.split(x[0], [self.q_heads, x.shape[2] - self.q_heads], dim=1)
 
-    def divided(self, x: Tensor) -> tuple[Tensor, ...]:
-        q, k = self.split(x)
-        return q, X_VIEWS[self.inputs.k_view](k[None]).view[0] if self.inputs.k_view else k
-
     def lifted(self, activation: Tensor) -> Tensor:
         return activation[None]
+
+    def lowered(self, x: Tensor) -> Tensor:
+        return x[0]
 
     def packed(
         self, cos: Tensor, sin: Tensor, activation: torch.dtype, positions: Tensor | None = None

@@ -93,6 +93,8 @@ _STANDARD = (
         for v in ("contiguous", "heads-first", "packed-qkv", "channels-stride-2", "misaligned", "heads-stride-2")
     ),
     Inputs(batch=2, length=5, heads=5, x_view="heads-first", k_view="wider-heads", payload="index-coded"),
+    Inputs(batch=2, length=5, heads=8, x_view="wider-heads", k_view="heads-first", table="per-sample"),
+    Inputs(batch=2, length=5, heads=7, x_view="packed-qkv", k_view="sequence-first", gradient_view="heads-first"),
 )
 
 # How an incoming gradient lies is autograd's choice and no claim of the caller's: that of a sum is expanded, that of a

@@ -1,13 +1,15 @@
-"""autocast: are a call's bytes under torch.autocast those of a call outside it?
+"""autocast: are a call's bytes under torch.autocast, or torch.inference_mode, those of a call outside it?
 
 Asked of a candidate that claims ``autocast``, under autocast to bf16 and to fp16, for inputs of each dtype. A rotation
 is no matrix product: neither the output's dtype nor any byte of it, nor (with the claim ``vjp``) of the gradient, may
-depend on autocast, whether the backward runs inside the region, as nobody should but many do, or behind it.
+depend on autocast, whether the backward runs inside the region, as nobody should but many do, or behind it. One more
+case calls the candidate inside ``torch.inference_mode()``, on tensors that were made outside, and wants the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from ropecheck.oracle.floats import same
 
 from ..candidates import DTYPES, Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
+from ..families import Family
 from ..invocation import derivatives, outputs, pulled_back, recorded, vjp_outputs
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement, first_of
@@ -28,12 +31,14 @@ _MORE = (
     Inputs(batch=2, length=1, table="per-sample"),
     Inputs(batch=2, head_dim=80, rotary_dim=48),
 )
+_INFERENCE = "inference-mode"
 
 
 def _variants(candidate: Candidate, device: str, plan: str) -> Iterator[tuple[Inputs, str]]:
     asked: tuple[Inputs, ...] = _SMOKE if plan == "smoke" else _STANDARD
     if plan == "full" or (plan == "standard" and device == "cuda"):
         asked += _MORE
+    yield _SMOKE[0], _INFERENCE
     for given in asked:
         for to in ("bfloat16", "float16"):
             yield given, f"forward/to={to}"
@@ -43,6 +48,11 @@ def _variants(candidate: Candidate, device: str, plan: str) -> Iterator[tuple[In
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given, family = build(case, seed), case.bound_family
+    if case.variant == _INFERENCE:
+        results = _results(candidate, given, "forward")
+        with torch.inference_mode():
+            inside = _results(candidate, given, "forward")
+        return _compared(family, inside, results, "inference mode", {})
     direction, _, to = case.variant.partition("/to=")
     results = _results(candidate, given, direction)
     with torch.autocast(case.device, dtype=DTYPES[to]):
@@ -53,7 +63,17 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         name = "the gradient, its backward run behind the region,"
         inside[name] = pulled_back(y, leaves, family.upstream(given.gradient.view))
         results[name] = results["the gradient"]
-    facts = {"autocast to": to, "elements": sum(t.numel() for tensors in results.values() for t in tensors)}
+    return _compared(family, inside, results, "autocast", {"autocast to": to})
+
+
+def _compared(
+    family: Family,
+    inside: dict[str, tuple[Tensor, ...]],
+    results: dict[str, tuple[Tensor, ...]],
+    region: str,
+    facts: dict[str, Any],
+) -> Finding:
+    facts = {**facts, "elements": sum(t.numel() for tensors in results.values() for t in tensors)}
     for name in results:
         # Put together out here: under autocast torch.cat promotes, and refuses bf16 in an fp16 region.
         put_together = family.joined if name == "y" else family.undivided
@@ -61,7 +81,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         differs = ~same(got, expected)
         if count := int(differs.sum()):
             where = dict(zip(("sample", "token", "head", "channel"), first_of(differs), strict=True))
-            reason = f"{count} of {differs.numel()} elements of {name} are others than outside autocast"
+            reason = f"{count} of {differs.numel()} elements of {name} are others than outside {region}"
             return failed(reason, where, **facts)
     return passed(**facts)
 

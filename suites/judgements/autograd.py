@@ -1,11 +1,13 @@
 """autograd: is the gradient right in every way in which autograd asks for it?
 
-Asked of a candidate that claims ``vjp`` and is differentiated by autograd. accuracy-vjp asks for one backward right
-after its forward; a model does otherwise. Two calls are recorded before either is differentiated, as the layers of a
-model are; one graph is gone through twice; x is used twice and its gradient added to ``.grad``; a slice of y alone is
-used; of a pair, one output alone is used or one input alone wants a gradient. Each gradient must be admissible, of a
-``strict`` candidate the strict bytes. A graph that was freed may be refused, but not answered wrongly. Hooks,
-checkpointing and several threads are not asked for.
+Asked of a candidate that claims ``vjp``. accuracy-vjp asks for one backward right after its forward; a model does
+otherwise. Two calls are recorded before either is differentiated, as the layers of a model are; one graph is gone
+through twice; x is used twice and its gradient added to ``.grad``; a slice of y alone is used; of a pair, one output
+alone is used or one input alone wants a gradient, and both outputs are still rotated; the tables are written over
+between a forward and its backward. Each gradient must be admissible, of a ``strict`` candidate the strict bytes. A
+graph that was freed, or whose tables were written over, may be refused, but not answered wrongly. Of a candidate with a
+``vjp`` of its own autograd records no graph; if it works in place, a call on tensors that require a gradient must be
+refused or differentiated up to rounding. Hooks, checkpointing and several threads are not asked for.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropecheck.oracle.floats import same
-from ropecheck.oracle.rotation import changed_elements
+from ropecheck.oracle.floats import format_of, same
+from ropecheck.oracle.rotation import Rotation, changed_elements
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of, elsewhere
@@ -35,7 +37,7 @@ _FULL = (*_STANDARD, Inputs(length=13, payload="special"), Inputs(batch=2, lengt
 
 @dataclass(frozen=True)
 class Derivative:
-    """A derivative ``got`` [B, S, H, D] that must be what is ``expected``. ``what`` names it."""
+    """A derivative, or an output, ``got`` [B, S, H, D] that must be what is ``expected``. ``what`` names it."""
 
     what: str
     expected: Expected
@@ -63,11 +65,17 @@ class Derivative:
         return {**place, "strict": shown(float(strict[index])), "got": shown(float(self.got[index]))}
 
 
-def verdict_on(candidate: Candidate, derivatives: Iterator[Derivative]) -> Finding:
-    """Pass where every derivative is right; the first that is not is the reason of the failure."""
+def verdict_on(candidate: Candidate, derivatives: Iterator[Derivative | str]) -> Finding:
+    """Pass where every derivative is right; the first that is not is the reason of the failure.
+
+    A sentence among them tells what else was found right: a refusal of what may be refused.
+    """
     judged: list[str] = []
     elements = 0
     for derivative in derivatives:
+        if isinstance(derivative, str):
+            judged.append(derivative)
+            continue
         judged.append(derivative.what)
         elements += derivative.got.numel()
         if reason := derivative.fault("strict" in candidate.provides):
@@ -87,7 +95,7 @@ def where_reached(
     return reached
 
 
-_Way = Callable[[Candidate, Operands, Operands], Iterator[Derivative]]
+_Way = Callable[[Candidate, Operands, Operands], Iterator[Derivative | str]]
 
 
 def _recorded(candidate: Candidate, given: Operands) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -174,6 +182,11 @@ def _slice(candidate: Candidate, given: Operands, other: Operands) -> Iterator[D
 
 def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative]:
     family, upstream, whole = given.family, _upstream(given), given.expected(backward=True)
+
+    def rotated(results: tuple[Tensor, ...], where: str) -> Derivative:
+        return Derivative(f"the outputs where {where}", given.expected(), family.joined(results).detach())
+
+    yield rotated(_recorded(candidate, given)[1], "both require a gradient")
     for at, name in enumerate(family.activations):
         wanted = whole.part(at)
         leaves, results = _recorded(candidate, given)
@@ -187,6 +200,7 @@ def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Itera
         if unused is not None and bool((unused != 0).any()):
             raise CandidateFault(f"where {name}'s output alone is used, the other input's gradient is not zero")
         leaves, results = recorded(candidate, given.x.view, given.call, wanted=(at == 0, at == 1))
+        yield rotated(results, f"{name} alone requires a gradient")
         made = tuple(results[number] for number in own)
         (alone,) = pulled_back(made, (leaves[at],), own_upstream, retain_graph=True)
         yield Derivative(f"{name}'s gradient where it alone requires one", wanted, family.lifted(alone))
@@ -198,17 +212,87 @@ def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Itera
             yield Derivative(what, wanted, family.lifted(both))
 
 
+def _table_overwritten(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative | str]:
+    leaves, results = _recorded(candidate, given)
+    for name in given.family.differentiable_tables:
+        given.tables[name].view.neg_()
+    try:
+        got = pulled_back(results, leaves, _upstream(given))
+    except CandidateFault as fault:
+        yield _refusal(fault)
+        return
+    # The oracle's tables are those that were given.
+    expected = given.expected(backward=True)
+    yield Derivative("the gradient after the tables were written over", expected, given.family.undivided(got))
+
+
+def _recorded_in_place(candidate: Candidate, given: Operands) -> Iterator[Derivative | str]:
+    """A call that writes into tensors which autograd watches: silence would leave them the gradient of a copy."""
+    leaf, family = given.x.view.detach().requires_grad_(), given.family
+    with torch.enable_grad():
+        written = parts(candidate, family, leaf.clone())
+        by_place, by_name = family.keywords(candidate.run).arguments(written, given.call.tables)
+        try:
+            guarded("run", lambda: candidate.run(*by_place, **by_name))
+        except CandidateFault as fault:
+            yield _refusal(fault)
+            return
+    yield Derivative("what is written under autograd", given.expected(), family.undivided(written).detach())
+    if not all(part.requires_grad for part in written):
+        raise CandidateFault("run, working in place, cuts off the graph of an x that requires a gradient")
+    try:
+        (got,) = where_reached(written, (leaf,), _upstream(given))
+    except CandidateFault as fault:
+        yield _refusal(fault)
+        return
+    if got is None:
+        raise CandidateFault("run, working in place, cuts off the graph of an x that requires a gradient")
+    what = "the gradient of what was written in place and not refused"
+    if outside := _outside_of_rounding(given.vjp(), got):
+        raise CandidateFault(f"{what}: {outside} of {got.numel()} elements are further off than rounding can be")
+    yield what
+
+
+def _outside_of_rounding(rotation: Rotation, got: Tensor) -> int:
+    """How many elements of ``got`` are no gradient, whatever order autograd has summed and rounded it in.
+
+    Each of two products passes at most four roundings: itself, a conversion, the addition, another conversion; in the
+    coarsest dtype, the activation's, each at most u of it and half a least subnormal. The candidate's vjp is another
+    function, and this one is not held against its recipe.
+    """
+    turned, form = 2 * rotation.cos.shape[-1], format_of(got.dtype)
+    cos, sin = (table.double().unsqueeze(-2) for table in (rotation.cos, rotation.sin))
+    g0, g1 = rotation.pairing.split(rotation.x[..., :turned].double())
+    halves = rotation.pairing.split(got[..., :turned].double())
+    roundings = 4 * 2.0**-form.precision
+    growth, underflow = roundings / (1 - roundings), 4 * 2.0 ** (form.least_exponent - form.precision)
+    outside = int((~same(got[..., turned:].contiguous(), rotation.x[..., turned:].contiguous())).sum())
+    for half, first, second in zip(halves, (g0 * cos, g1 * cos), (g1 * sin, -g0 * sin), strict=True):
+        bound = growth * (first.abs() + second.abs()) + underflow * (1 + growth)
+        outside += int((~((half - (first + second)).abs() <= bound)).sum())
+    return outside
+
+
+def _refusal(fault: CandidateFault) -> str:
+    """What was refused. Raises ``fault`` where it is another one than an error that was raised."""
+    if fault.__cause__ is None:
+        raise fault
+    return f"refused: {fault}"
+
+
 _WAYS: dict[str, _Way] = {
     "interleaved": _interleaved,
     "again": _again,
     "accumulated": _accumulated,
     "slice": _slice,
     "one-of-two": _one_of_two,
+    "table-overwritten": _table_overwritten,
 }
 
 
 def variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
     if candidate.vjp is not None:
+        # One that works in place has a vjp of its own, too.
         yield _SMOKE[0], "separate"
         return
     ways = ("interleaved", "again", "one-of-two") if plan == "smoke" else tuple(_WAYS)
@@ -219,6 +303,8 @@ def variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
 
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
+    if candidate.in_place:
+        return verdict_on(candidate, _recorded_in_place(candidate, build(case, seed)))
     if candidate.vjp is not None:
         return Finding("not-applicable", SEPARATE)
     # The other's table is another one, too: where a call keeps something of an earlier one, it shows.

@@ -22,8 +22,9 @@ from ..candidates import Candidate
 from ..cases import Case, Operands, build
 from ..families import Call, Wanted, shown
 from ..families.norm_expected import ExpectedNorm
-from ..invocation import CandidateFault, applied, checked_one, guarded, parts
+from ..invocation import CandidateFault, applied, guarded, parts
 from ..norm_payloads import quarter_turns
+from ..returned import fault_of
 from ..verdicts import Finding, failed, passed
 from ..views import TABLE_VIEWS
 from .judgement import first_of
@@ -74,10 +75,10 @@ def weight_gradients(candidate: Candidate, given: Operands) -> tuple[Tensor, Ten
     for name, gradient in zip(_NAMES, pulled, strict=True):
         if gradient is None:
             raise CandidateFault(f"the backward of run has no gradient for {name}")
-    q, k = (
-        checked_one("the backward of run", g, Wanted(name, leaf, (tuple(leaf.shape),)))
-        for name, g, leaf in zip(_NAMES, pulled, leaves, strict=True)
-    )
+    wanted = tuple(Wanted(name, leaf, (tuple(leaf.shape),)) for name, leaf in zip(_NAMES, leaves, strict=True))
+    if fault := fault_of("the backward of run", pulled, wanted):
+        raise CandidateFault(fault)
+    q, k = (gradient.resolve_neg() for gradient in pulled)
     return q, k
 
 

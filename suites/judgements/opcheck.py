@@ -1,13 +1,14 @@
 """opcheck: do the registered operators that a call runs keep what they are registered with?
 
 Asked of a candidate that claims ``opcheck``, which must call at least one operator that is registered with torch by
-somebody else than torch. Each distinct overload that is seen to run, forward and (with the claim ``vjp``) under
-autograd, goes through all of ``torch.library.opcheck`` with the arguments that it was given, requiring a gradient
-where they did: schema, autograd registration, fake, and ahead-of-time dispatch with static and with dynamic shapes.
-Beyond that the fake outputs must have the real ones' shape, dtype, device, strides (of dimensions longer than one) and
-storage offset, only arguments that the schema declares may be written or returned, and on a CPU a candidate for
-``cuda`` must have fakes that take fake CUDA tensors. An operator that is registered as a composition of others
-(``CompositeImplicitAutograd``) is not seen, for it is replaced by them before any compiler meets it.
+somebody else than torch. Each overload that is seen to run, forward and (with the claim ``vjp``) under autograd, goes
+through all of ``torch.library.opcheck`` with the arguments that it was given, once for each shape and order of
+strides, requiring a gradient where they did: schema, autograd registration, fake, and ahead-of-time dispatch with
+static and with dynamic shapes. Beyond that the fake outputs must have the real ones' shape, dtype, device, strides (of
+dimensions longer than one) and storage offset, only arguments that the schema declares may be written or returned, and
+on a CPU a candidate for ``cuda`` must have fakes that take fake CUDA tensors. An operator that is registered as a
+composition of others (``CompositeImplicitAutograd``) is not seen, for it is replaced by them before any compiler meets
+it. What an operator computes is not asked: one that is registered well and computes no rotation satisfies the claim.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ _PLAIN = Inputs(batch=2, length=5)
 _STRIDED = Inputs(
     batch=2, length=5, table="per-sample", x_view="packed-qkv", gradient_view="heads-first", table_view="sliced-rows"
 )
+# Two heads of k, so that the order of its strides shows; q and k lie in unlike orders, where there are both.
+_APART = Inputs(batch=2, length=5, heads=6, x_view="heads-first", k_view="packed-qkv")
 _SMOKE = ((_STRIDED, "vjp"), (_PLAIN, "forward"))
 _MORE = (
+    (_APART, "forward"),
+    (_APART, "vjp"),
     (_PLAIN, "vjp"),
     (_STRIDED, "forward"),
     (Inputs(batch=2, length=5, conjugate=True), "vjp"),
@@ -61,9 +66,12 @@ def _variants(candidate: Candidate, device: str, dtype: str, plan: str) -> Itera
     elif plan == "standard" and dtype != "bfloat16":
         # A third of a second of a CPU for each operator: what is registered seldom depends on the dtype.
         asked = ((_STRIDED, "forward"),)
+    elif plan == "standard":
+        asked += ((_APART, "forward"),)
     for given, variant in asked:
         # What cannot be asked of the candidate is asked in the form that can.
-        plain = replace(given, x_view="contiguous", gradient_view="contiguous", table_view="contiguous")
+        given = given if candidate.family == "rotate_pair" else replace(given, k_view="")
+        plain = replace(given, x_view="contiguous", gradient_view="contiguous", table_view="contiguous", k_view="")
         variant = variant if "vjp" in candidate.provides else "forward"
         yield given if "strided" in candidate.provides else plain, variant
 

@@ -1,10 +1,14 @@
 """provenance: did the kernel run that the candidate says it is?
 
 The device kernels of a call are observed from outside: interpreted launches on a CPU, the profiler's kernels on a
-GPU. Each kernel that the candidate names must be among them. Where it names none but the module that defines it
-holds Triton kernels, one of these must be. Where it opens a trace, every recorded launch must be by the backend it
+GPU. Each kernel that the candidate names must be among them. Where it names none but ``run`` refers to Triton kernels,
+itself or through the functions, classes and closures of its own module, one of these must be. What only shares a file
+with a kernel of another candidate owes none; a kernel that nothing in the file refers to is owed by every candidate
+in it. That is read from the code: a candidate that reaches its kernels in another way, through an operator's registered
+name or another module, has to name them. Where it opens a trace, every recorded launch must be by the backend it
 declares. Each shared library that it declares must exist and be loaded by the process of the call. So a silent fallback
-to another implementation fails. Sources, libraries and the cubins of compiled Triton kernels are recorded by hash. A
+to another implementation fails. The candidate's file, the module that defines ``run``, the declared sources and
+libraries, which lie relative to the candidate's file, and the cubins of compiled Triton kernels are recorded by hash. A
 candidate of plain torch operations names nothing that could be missing: for it the case records which files and
 versions ran, and fails only for a declared source that does not exist. It cannot see that a library which is loaded
 was also called: the names of kernels and the trace are for that.
@@ -16,12 +20,15 @@ import hashlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 from torch.profiler import ProfilerActivity, profile
 
 from ..candidates import Candidate
@@ -110,11 +117,14 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 
 def source_hashes(candidate: Candidate) -> dict[str, str | None]:
-    """SHA-256 of the file that defines ``run`` and of each declared source; None for one that does not exist."""
-    own = _file(candidate)
+    """SHA-256 of the candidate's file, of the module that defines ``run``, and of each declared source, as it is named.
+
+    A module of the same name as the candidate's file stands under its full path. None for a source that does not exist.
+    """
+    own, defining = _file(candidate), _path(candidate.module)
     hashes: dict[str, str | None] = {}
-    if own is not None and own.is_file():
-        hashes[own.name] = _sha256(own)
+    for path in dict.fromkeys(p.resolve() for p in (own, defining) if p is not None and p.is_file()):
+        hashes[str(path) if path.name in hashes else path.name] = _sha256(path)
     return hashes | {source: _sha256(_beside(own, source)) for source in candidate.sources}
 
 
@@ -135,8 +145,14 @@ def loaded(library: str) -> bool:
 
 
 def _file(candidate: Candidate) -> Path | None:
-    """The file that defines ``run``, where it can be told."""
-    file = getattr(candidate.module, "__file__", None)
+    """The file that lists the candidate; that which defines ``run``, where the candidate was not loaded from one."""
+    if candidate.origin.endswith(".py") or "/" in candidate.origin:
+        return Path(candidate.origin)
+    return _path(sys.modules.get(candidate.origin.partition(":")[0], candidate.module))
+
+
+def _path(module: ModuleType | None) -> Path | None:
+    file = getattr(module, "__file__", None)
     return Path(file) if file else None
 
 
@@ -150,13 +166,79 @@ def _sha256(path: Path) -> str | None:
 
 
 def _triton_kernels(candidate: Candidate) -> set[str]:
-    """Names of the Triton kernels that the module which defines ``run`` holds."""
-    if "triton" not in sys.modules or candidate.module is None:
+    """Names of the Triton kernels that ``run`` refers to; where it refers to none, of those of its module that nothing
+    else there refers to either."""
+    if "triton" not in sys.modules:
         return set()
     from triton.runtime.jit import KernelInterface
 
-    found = (v for v in vars(candidate.module).values() if isinstance(v, KernelInterface))
-    return {str(getattr(getattr(v, "fn", v), "__name__", "")) for v in found} - {""}
+    run: Any = candidate.run
+    while around := _around(run):
+        run = around[0]
+    home = getattr(run, "__module__", None)
+    if own := _reached([candidate.run], home, KernelInterface):
+        return own
+    held = list(vars(sys.modules[home]).values()) if home in sys.modules else []
+    kernels = {_name(value) for value in held if isinstance(value, KernelInterface)}
+    others = [value for value in held if not isinstance(value, KernelInterface)]
+    return kernels - _reached(others, home, KernelInterface) - {""}
+
+
+def _reached(values: Sequence[Any], home: str | None, kernel: type) -> set[str]:
+    """Names of the kernels that ``values`` are or refer to, through the functions and classes of module ``home``."""
+    kernels: set[str] = set()
+    ahead = list(values)
+    seen: set[int] = set()
+    while ahead:
+        value = ahead.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, kernel):
+            kernels.add(_name(value))
+            ahead.append(getattr(value, "fn", None))
+        elif isinstance(value, FunctionType):
+            ahead += _referred(value) if value.__module__ == home else ()
+        elif isinstance(value, type):
+            ahead += vars(value).values() if value.__module__ == home else ()
+        elif isinstance(value, (list, tuple, dict)):
+            ahead += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, Candidate):
+            ahead += (value.run, value.vjp)
+        elif type(value).__module__ == home:
+            ahead += [type(value), *getattr(value, "__dict__", {}).values()]
+        else:
+            ahead += _around(value)
+    return kernels - {""}
+
+
+def _name(kernel: Any) -> str:
+    """The name of the function that a kernel is made of, under its configurations and heuristics."""
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return str(getattr(kernel, "__name__", ""))
+
+
+def _around(value: Any) -> list[Any]:
+    """The function that a partial function, a method or an operator of torch.library is of, then what it is given."""
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, (MethodType, staticmethod, classmethod)):
+        return [value.__func__, *([value.__self__] if isinstance(value, MethodType) else [])]
+    return [value._init_fn] if isinstance(value, CustomOpDef) else []
+
+
+def _referred(function: FunctionType) -> Iterator[Any]:
+    """What the code of ``function`` names of its module and holds in its closure and defaults."""
+    codes = [function.__code__]
+    for code in codes:
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a variable that is not set yet
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
 
 
 def _version(package: str) -> str | None:

@@ -39,6 +39,9 @@ _STANDARD = (
     Inputs(batch=2, x_view="heads-stride-2", table_view="transposed"),
     Inputs(batch=2, head_dim=80, rotary_dim=48),
     Inputs(batch=2, heads=5, head_dim=67, rotary_dim=34, x_view="wider-heads"),
+    # A pair only: k in memory of its own.
+    Inputs(batch=2, heads=5, k_view="contiguous"),
+    Inputs(batch=2, heads=5, x_view="packed-qkv", k_view="heads-first", table="per-sample"),
 )
 
 

@@ -19,8 +19,9 @@ from ropecheck.oracle.contracts import contract
 from ..candidates import Candidate, described
 from ..cases import Case, Inputs, Operands, build, cases_of
 from ..families import FAMILIES
-from ..invocation import parts
+from ..invocation import CandidateFault, guarded, parts
 from ..verdicts import Finding, failed, passed
+from ..views import Placed
 from .bad_calls import BAD_CALLS
 from .bad_norm_calls import BAD_NAMED_CALLS
 from .judgement import Judgement
@@ -81,6 +82,9 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
     for name in list(_BAD)[:4] if plan == "smoke" else _BAD:
         if name == "tables-of-fp16" and own.table_dtype != "float32":
             continue
+        if name.endswith("-requires-grad") and "vjp" in candidate.provides and candidate.vjp is None:
+            # table-gradient asks: it may be computed as well as refused.
+            continue
         yield given, name
         if candidate.family == "rotate_pair" and name.startswith("x-"):
             yield given, _ONTO_K + name
@@ -89,12 +93,29 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
             yield given, _DISAGREES + name
 
 
-def _bad_call(candidate: Candidate, variant: str, given: Operands) -> tuple[tuple[Any, ...], str, dict[str, Any]]:
+def _bad_call(
+    candidate: Candidate, variant: str, given: Operands, apart: list[Placed]
+) -> tuple[tuple[Any, ...], str, dict[str, Any]]:
     """The arguments of the bad call, the pattern of the argument that the refusal must name, and the keywords."""
+    arguments, argument, keywords = _spoilt(candidate, variant, given, apart)
+    if "strided" not in candidate.provides:
+        # One thing is wrong with a call, and it is not its strides.
+        arguments = tuple(_contiguous(value) for value in arguments)
+        keywords = {name: _contiguous(value) for name, value in keywords.items()}
+    return arguments, argument, keywords
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, Tensor) else value
+
+
+def _spoilt(
+    candidate: Candidate, variant: str, given: Operands, apart: list[Placed]
+) -> tuple[tuple[Any, ...], str, dict[str, Any]]:
     family = given.family
     if family.name not in BAD_NAMED_CALLS:
-        return *_bad_call_by_place(candidate, variant, given), {}
-    x = parts(candidate, family, given.x.view)
+        return *_spoilt_by_place(candidate, variant, given, apart), {}
+    x = parts(candidate, family, given.x.view, apart)
     by_place, by_name = family.keywords(candidate.run).arguments(x, given.call.tables)
     names = (*family.activations, *given.tables)[: len(by_place)]
     spoil, argument, _ = BAD_NAMED_CALLS[family.name][variant]
@@ -102,19 +123,21 @@ def _bad_call(candidate: Candidate, variant: str, given: Operands) -> tuple[tupl
     return tuple(bad.pop(name) for name in names), argument, bad
 
 
-def _bad_call_by_place(candidate: Candidate, variant: str, given: Operands) -> tuple[tuple[Any, ...], str]:
+def _spoilt_by_place(
+    candidate: Candidate, variant: str, given: Operands, apart: list[Placed]
+) -> tuple[tuple[Any, ...], str]:
     family = given.family
     if family.name in BAD_CALLS:
         call, argument = BAD_CALLS[family.name][variant]
-        return call(*parts(candidate, family, given.x.view), *given.call.tables), argument
+        return call(*parts(candidate, family, given.x.view, apart), *given.call.tables), argument
     cos, sin = given.cos.view, given.sin.view
     if variant.startswith(_DISAGREES):
         disagree, argument = _BAD_PAIR[variant.removeprefix(_DISAGREES)]
-        return (*disagree(*parts(candidate, family, given.x.view)), cos, sin), argument
+        return (*disagree(*parts(candidate, family, given.x.view, apart)), cos, sin), argument
     spoil, argument = _BAD[variant.removeprefix(_ONTO_K)]
     if candidate.family == "rotate":
         return spoil(given.x.view, cos, sin), argument
-    q, k = parts(candidate, family, given.x.view)
+    q, k = parts(candidate, family, given.x.view, apart)
     if variant.startswith(_ONTO_K):
         return (q, *spoil(k, cos, sin)), "k"
     bad = spoil(q, cos, sin)
@@ -125,17 +148,21 @@ def _bad_call_by_place(candidate: Candidate, variant: str, given: Operands) -> t
 
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given = build(case, seed)
-    arguments, argument, keywords = _bad_call(candidate, case.variant, given)
+    apart: list[Placed] = []
+    arguments, argument, keywords = _bad_call(candidate, case.variant, given, apart)
     try:
-        result = candidate.run(*arguments, **keywords)
-    except _REFUSALS as error:
-        refusal = error
-    except Exception as error:
-        return failed(f"raised {described(error)}, which is no refusal of an argument")
+        result = guarded("run", lambda: candidate.run(*arguments, **keywords))
+    except CandidateFault as fault:
+        refusal = fault.__cause__
+        if not isinstance(refusal, _REFUSALS):
+            return failed(f"{fault}, which is no refusal of an argument")
+        if fault.leaves:
+            return failed(f"refused, but leaves {fault.leaves} changed")
     else:
         shape = tuple(getattr(result, "shape", ()))
         return failed(f"accepted {case.variant}: returned {type(result).__name__} {shape}")
     changed = {name: placed.changed_bytes() for name, placed in given.placed().items()}
+    changed |= {f"part {number}": placed.changed_bytes() for number, placed in enumerate(apart)}
     message = str(refusal)
     facts: dict[str, Any] = {"error": type(refusal).__name__, "message": message[:300]}
     if any(changed.values()):

@@ -2,8 +2,9 @@
 
 Asked of a candidate that claims ``vjp`` and is differentiated by autograd; cos, sin or both require a gradient, with
 and without x. The call, or its backward, may refuse with an error that speaks of the table or of a gradient.
-Otherwise the gradient is held against the exact sum over all heads, and over all samples that share a table: None,
-zeros, a sample or a tensor left out, and a table that was quietly detached fail.
+Otherwise y must be admissible (of a ``strict`` candidate the strict bytes), and the gradient is held against the exact
+sum over all heads, and over all samples that share a table: None, zeros, a sample or a tensor left out, and a table
+that was quietly detached fail. That torch finds the backward's gradients to be invalid is no refusal.
 
 The bound is derived, not chosen. dL/dc = sum of g0 x0 + g1 x1 and dL/ds = sum of g1 x0 - g0 x1 have n = 2 B H terms
 for a shared table, 2 H otherwise. Each term is a product, rounded once, and passes at most n - 1 additions, in
@@ -31,16 +32,23 @@ from ..cases import Case, Inputs, Operands, build, cases_of
 from ..families import FAMILIES, Call, shown
 from ..invocation import CandidateFault, applied, parts
 from ..verdicts import Finding, failed, passed
-from .autograd import SEPARATE, where_reached
+from .autograd import SEPARATE, Derivative, where_reached
 from .judgement import Judgement, first_of
 
 _REFUSAL = re.compile(
     r"\b(cos|cosine|sin|sine|(cos_sin_)?cache|tables?|gradients?|grad|requires_grad|derivatives?|differentia(ble|te|tion))\b",
     re.I,
 )
+# Torch's own words for a backward that returns gradients of another shape or number: that is a crash.
+_INVALID = re.compile(r"\breturned an (invalid gradient|incorrect number of gradients)\b")
 _REFUSES_BY = (TypeError, ValueError, RuntimeError, NotImplementedError)
 _SMOKE = (Inputs(batch=2, length=5),)
 _STANDARD = (Inputs(batch=2, length=5), Inputs(batch=2, length=5, table="per-sample"))
+_VIEWS = (
+    Inputs(batch=2, length=5, x_view="packed-qkv", gradient_view="heads-first"),
+    Inputs(batch=2, length=5, gradient_view="heads-first"),
+    Inputs(batch=2, length=5, gradient_view="all-stride-0"),
+)
 _ALONE = "-without-x"
 
 
@@ -57,6 +65,8 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
         for wanted in (*names, "both") if len(names) > 1 else ("both",):
             yield given, wanted
             yield given, wanted + _ALONE
+    for given in _VIEWS:
+        yield given, "both"
     if plan == "full":
         yield Inputs(batch=3, length=33, heads=8), "both"
     yield Inputs(batch=2, length=5, conjugate=True), "both"
@@ -73,14 +83,18 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         for name, placed in given.tables.items()
     }
     try:
-        gradients = _gradients(candidate, given, tables, of_x=not case.variant.endswith(_ALONE))
+        output, gradients = _gradients(candidate, given, tables, of_x=not case.variant.endswith(_ALONE))
     except CandidateFault as fault:
         error = fault.__cause__
         if not isinstance(error, _REFUSES_BY):
             return failed(str(fault))
+        if _INVALID.search(str(error)):
+            return failed(str(fault))
         if not _REFUSAL.search(str(error)):
             return failed(f"refused without speaking of the table or of a gradient: {fault}")
         return passed(refused=str(fault))
+    if reason := output.fault("strict" in candidate.provides):
+        return failed(reason, output.worst())
     if gradients is None:
         return failed("the output has no graph: the table's gradient is silently dropped")
     return _compared(given, gradients)
@@ -88,18 +102,20 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 def _gradients(
     candidate: Candidate, given: Operands, tables: dict[str, Tensor], *, of_x: bool
-) -> dict[str, Tensor | None] | None:
-    """What autograd gives for each table that requires a gradient; None where the outputs have no graph."""
+) -> tuple[Derivative, dict[str, Tensor | None] | None]:
+    """(y, what autograd gives for each table that requires a gradient); None where the outputs have no graph."""
     leaves = tuple(part.detach().requires_grad_(of_x) for part in parts(candidate, given.family, given.x.view))
     results = applied(candidate, leaves, Call(given.family, tuple(tables.values())))
+    y = given.family.joined(results).detach().clone()
+    output = Derivative("y where a table requires a gradient", given.expected(), y)
     asked = {name: table for name, table in tables.items() if table.requires_grad}
     upstream = given.family.upstream(given.gradient.view)
     # An output that no table reaches, a gate, has none; one that lost its graph is missing from the sum.
     reached = [(y, g) for y, g in zip(results, upstream, strict=True) if y.requires_grad]
     if not reached:
-        return None
+        return output, None
     ys, incoming = zip(*reached, strict=True)
-    return dict(zip(asked, where_reached(ys, tuple(asked.values()), incoming), strict=True))
+    return output, dict(zip(asked, where_reached(ys, tuple(asked.values()), incoming), strict=True))
 
 
 def _compared(given: Operands, gradients: dict[str, Tensor | None]) -> Finding:

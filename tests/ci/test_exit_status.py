@@ -18,7 +18,8 @@ def verdict(kind: Any, device: str = "cpu", **facts: Any) -> Verdict:
 
 
 def outcome(*verdicts: Verdict, pins: tuple[str, ...] = (), **entry: Any) -> Outcome:
-    known = {"name": "c", "questions": len(verdicts), "unavailable": "", "specification": "c.py", **entry}
+    known = {"name": "c", "questions": len(verdicts), "unavailable": "", "devices": ["cpu", "cuda"]}
+    known |= {"specification": "c.py", **entry}
     return Outcome([known], list(verdicts), pins=[{"state": state} for state in pins])
 
 
@@ -53,6 +54,17 @@ def test_blocked_gpu_is_not_required_unless_asked_for(monkeypatch: pytest.Monkey
     found = outcome(verdict("pass"), verdict("blocked", "cuda"))
     assert exit_status(found, Selection(), None) == 0
     assert exit_status(found, Selection(devices=["cuda"]), None) == 3
+
+
+def test_our_own_kernels_for_a_gpu_are_not_required_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the GPU was asked for. A stranger's candidate that was not executed has been shown nothing, and is 3."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shipped = outcome(verdict("blocked", "cuda"), devices=["cuda"], specification=SHIPPED[0])
+    assert exit_status(shipped, Selection(), None) == 0
+    assert exit_status(shipped, Selection(devices=["cuda"]), None) == 3
+    assert exit_status(outcome(verdict("blocked", "cuda"), devices=["cuda"]), Selection(), None) == 3
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert exit_status(shipped, Selection(), None) == 3
 
 
 @pytest.mark.parametrize(

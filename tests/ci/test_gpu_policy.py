@@ -47,9 +47,22 @@ def test_gpu_requires_what_is_claimed_and_has_cases() -> None:
     empty = [
         (candidate.name, judgement.name)
         for candidate, judgement in required
-        if not any(True for dtype in candidate.dtypes for _ in judgement.cases(candidate, "cuda", dtype, policy.plan))
+        for dtype in candidate.dtypes
+        if not any(True for _ in judgement.cases(candidate, "cuda", dtype, policy.plan))
     ]
     assert empty == []
+
+
+def test_gpu_requires_every_dtype_and_the_claims_that_widen_cases() -> None:
+    """Every candidate in three dtypes; strided, any-shape and conjugate of all, which every one of them claims."""
+    policy = load_policy("gpu")
+    assert [r for r in policy.requirements if set(r.dtypes) != {"bfloat16", "float16", "float32"}] == []
+    claims = {name: set(r.claims) for r in policy.requirements if r.claims for name in r.candidates}
+    ours = [c for c in CANDIDATES if "cuda" in c.devices]
+    assert {name: found >= {"strided", "any-shape", "conjugate"} for name, found in claims.items()} == {
+        c.name: True for c in ours
+    }
+    assert [c.name for c in ours if not claims[c.name] <= set(c.provides)] == []
 
 
 def test_gpu_requires_whatever_is_asked() -> None:
@@ -76,8 +89,9 @@ def test_gpu_needs_everything_and_lets_device_guard_alone_be_blocked() -> None:
     assert (policy.needs, policy.plan) == (("gpu", "triton", "native"), "standard")
     requirement = policy.requirements[0]
     blocked = [Verdict(requirement.candidates[0], "neox", j, "cuda", "", j, "blocked", "why") for j in JUDGEMENTS]
+    inventory = [{"name": c.name, "provides": c.provides} for c in CANDIDATES]
     for gpus, expected in ((1, {"device-guard"}), (2, set())):
-        cells = required_cells(policy, blocked, gpus)
+        cells = required_cells(policy, blocked, gpus, inventory)
         assert {c.cell.split(" x ")[1] for c in cells if c.state == "permitted"} == expected
 
 
@@ -142,6 +156,7 @@ def test_a_machine_that_lacks_something_is_refused(command: Command, tmp_path: P
         (("--policy", "gpuu"), "--policy must be FILE.toml or one of"),
         (("--policy", "gpu", "--plan", "smoke"), "--plan smoke asks less than standard"),
         (("--policy", "gpu", "--dtype", "float32"), "--dtype leaves out cases"),
+        (("--policy", "gpu", "--contract", "neox"), "--contract leaves out cases"),
         (("--policy", "missing.toml"), "--policy missing.toml cannot be read"),
         (("--policy", "right.py"), "--policy must be FILE.toml"),
     ],
@@ -186,6 +201,19 @@ def test_a_required_cell_that_is_blocked_is_named(
     assert status == 3
     assert "required mine/right x purity x cuda: blocked: 1 blocked: no CUDA GPU" in out
     assert {v["device"] for v in load(candidates / "report")["verdicts"]} == {"cuda"}
+
+
+def test_a_run_that_executed_nothing_exits_3(
+    command: Command, candidates: Path, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the policy lets every cell be blocked."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (candidates / "mine.py").write_text(right.replace('devices=("cpu",)', 'devices=("cuda",)'))
+    required = '[[require]]\ncandidates = ["mine/*"]\njudgements = ["purity"]\ndevices = ["cuda"]\n'
+    (candidates / "none.toml").write_text(required + required.replace("require", "may_block") + 'reason = "poor"\n')
+    status, out, err = command("verify", "mine.py", *QUICK, "--judgement", "purity", "--policy", "none.toml")
+    assert status == 3, out + err
+    assert "1 cells required, 0 passed, 1 allowed to be blocked, 0 not met" in out
 
 
 def test_files_of_which_nothing_is_required_are_not_run() -> None:

@@ -86,6 +86,40 @@ def test_permission_is_for_the_cells_it_names(permission: Permission, gpus: int,
     assert cell.state == state
 
 
+def test_a_required_dtype_has_cases_of_its_own() -> None:
+    """A candidate that lists one dtype alone does not meet a requirement of two."""
+    policy = Policy("p", (Requirement(("mine/*",), ("purity",), ("cpu",), dtypes=("float32", "float16")),))
+    (cell,) = required_cells(policy, verdicts("pass"), 0)
+    assert (cell.state, cell.reason) == ("missing", "0 cases in float16, 1 are required")
+    (cell,) = required_cells(policy, verdicts("pass") + verdicts("pass", dtype="float16"), 0)
+    assert cell.met
+
+
+@pytest.mark.parametrize(
+    ("provides", "kind", "state"),
+    [
+        ([("mine/a", ["strided", "vjp"])], "pass", "passed"),
+        ([("mine/a", ["vjp"])], "pass", "not-applicable"),
+        ([("mine/a", ["vjp"])], "blocked", "not-applicable"),
+        ([("mine/b", ["strided", "vjp"])], "pass", "not-applicable"),
+        ([], "pass", "not-applicable"),
+    ],
+)
+def test_a_required_claim_is_read_from_the_inventory(provides: list[Any], kind: str, state: str) -> None:
+    """Passed cases without the claim, or a candidate that the inventory does not hold, do not meet it."""
+    policy = Policy("p", (Requirement(("mine/*",), ("purity",), ("cpu",), claims=("vjp", "strided")),), (ALLOWED,))
+    inventory = [{"name": name, "provides": claims} for name, claims in provides]
+    (cell,) = required_cells(policy, verdicts(kind), 0, inventory)
+    assert cell.state == state
+    assert cell.met or cell.reason.startswith("the candidate does not claim")
+
+
+def test_a_case_that_is_judged_twice_counts_once() -> None:
+    """Two verdicts on one case are one case."""
+    (cell,) = required_cells(POLICY, verdicts("pass") * 2, 0)
+    assert (cell.state, cell.reason) == ("missing", "1 cases in float32, 2 are required")
+
+
 def test_missing_cell() -> None:
     """A candidate that was judged on something else only has not met it."""
     other = [Verdict("mine/a", "neox", "refusals", "cpu", "float32", "refusals/0", "pass")]
@@ -114,7 +148,13 @@ def test_each_cell_is_listed_once() -> None:
         (REQUIRE + "cases = true", "cases must be"),
         (REQUIRE + "retry = 3", "key 'retry' in [[require]]"),
         (REQUIRE + "[other]\nx = 1", "unknown key 'other'"),
-        ("plan = 'tiny'\n" + REQUIRE, "plan must be one of"),
+        *((f"plan = {plan}\n" + REQUIRE, "plan must be one of") for plan in ("'tiny'", "''", "false", "0", "[]", "{}")),
+        (REQUIRE + "dtypes = []", "dtypes must be a list of some of bfloat16"),
+        (REQUIRE + "dtypes = ['float64']", "['float64']"),
+        (REQUIRE + "claims = 'strided'", "claims must be a list of some of vjp"),
+        (REQUIRE + "claims = [['strided']]", "claims must be a list of some of vjp"),
+        (REQUIRE + MAY_BLOCK + "reason = 'r'\nclaims = ['vjp']", "key 'claims' in [[may_block]]"),
+        (REQUIRE.replace("purity", "sanitizer"), "sanitizer is run by ropecheck sanitize"),
         (REQUIRE + "[needs]\ntpu = true", "needs 'tpu'"),
         (REQUIRE + "[needs]\ngpu = false", "[needs] must hold"),
         (REQUIRE + "[may_block]\nreason = 'r'", "[[may_block]] tables"),
@@ -140,11 +180,11 @@ def test_a_whole_policy_is_read(tmp_path: Path) -> None:
     """Every key arrives where it belongs, and the hash is that of the file."""
     path = tmp_path / "p.toml"
     path.write_text(
-        "plan = 'full'\n" + REQUIRE + "cases = 3\n" + MAY_BLOCK + "gpus = 1\nreason = 'r'\n"
-        "[needs]\nnative = true\ngpu = true\n"
+        f"plan = 'full'\n{REQUIRE}cases = 3\ndtypes = ['float16']\nclaims = ['vjp']\n{MAY_BLOCK}gpus = 1\n"
+        "reason = 'r'\n[needs]\nnative = true\ngpu = true\n"
     )
     policy = load_policy(str(path))
-    assert policy.requirements == (Requirement(("a",), ("purity",), ("cpu",), 3),)
+    assert policy.requirements == (Requirement(("a",), ("purity",), ("cpu",), 3, ("float16",), ("vjp",)),)
     assert policy.permissions == (Permission(("a",), ("purity",), ("cpu",), "r", 1),)
     assert (policy.needs, policy.plan, policy.devices) == (("gpu", "native"), "full", ["cpu"])
     assert len(policy.sha256) == 64
@@ -162,11 +202,12 @@ def test_unknown_name_lists_the_shipped_policies() -> None:
     [
         (Selection("smoke"), "--plan smoke asks less than standard"),
         (Selection(dtypes=["float32"]), "--dtype leaves out cases"),
+        (Selection(contracts=["neox"]), "--contract leaves out cases"),
         (Selection(cases=["x"]), "--case leaves out cases"),
     ],
 )
 def test_a_plan_that_a_policy_names_is_asked_whole(selection: Selection, says: str) -> None:
-    """A smaller plan, one dtype or single cases cannot meet it; without a plan in the policy they are a choice."""
+    """A smaller plan, contract, dtype or single cases cannot meet it; without a plan they are a choice."""
     with pytest.raises(PolicyError, match=says):
         held_to(selection, Policy("p", (NEED,), plan="standard"))
     assert held_to(selection, POLICY).plan == selection.plan

@@ -34,7 +34,7 @@ CANDIDATES = [
 
 # Stands in for compute-sanitizer: it writes what the real one does around the marks of the process that it runs.
 _FAKE = """
-import json, os, sys, time
+import json, os, signal, sys, time
 
 HEADS = {
     "memcheck": "Invalid __global__ read of size 4 bytes", "racecheck": "Error: Race reported between Write access",
@@ -68,7 +68,9 @@ def end(status=0):
     if mode != "cut":
         hazards = f"RACECHECK SUMMARY: {errors} hazards displayed ({errors} errors, 0 warnings)"
         say(hazards if tool == "racecheck" else f"ERROR SUMMARY: {errors} errors")
-    raise SystemExit(status)
+    if mode == "aborted":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit({"odd": 3, "errors": 99, "ended-badly": 134}.get(mode, status))
 
 say("COMPUTE-SANITIZER")
 if mode == "vanish":
@@ -84,7 +86,9 @@ for number, asked in request["cases"]:
     if mode == "crash":
         say("Internal Sanitizer Error: the sanitizer encountered an error and needs to stop")
         raise SystemExit(1)
-    if mode == "found" and first:
+    if mode == "partial" and first:
+        print("tuning 3 of 8", end=" ")
+    if mode in ("found", "partial") and first:
         report("rotation_kernel")
     if mode == "deadly" and first:
         say("Error: process didn't terminate successfully")
@@ -97,7 +101,21 @@ if mode == "late":
     report("rotation_kernel")
 if mode != "blind":
     report(planted)
+if mode == "ended-badly":
+    say("Error: process didn't terminate successfully")
+if mode == "early":
+    say("ERROR SUMMARY: 1 error")
 mark("end", "plant", {})
+if mode == "early":
+    raise SystemExit
+if mode == "several":
+    say("ERROR SUMMARY: 5 errors")
+if mode == "hidden":
+    errors += 1
+if mode == "malformed":
+    print("\\nropecheck-sanitized end 0 {")
+if mode == "unasked":
+    mark("begin", 99)
 if mode == "unprinted":
     say("ERROR SUMMARY: 7 errors were not printed. Use --print-limit option to adjust the number of printed errors")
 end()
@@ -165,6 +183,29 @@ def test_a_report_fails_the_case_in_which_it_came(asked: Asked, tool: str) -> No
     assert failed["reason"].split()[0] in ("Invalid", "Error:", "Uninitialized", "Barrier")
 
 
+def test_a_report_behind_an_unfinished_line_is_seen(asked: Asked) -> None:
+    """What a kernel prints without ending its line does not hide what the tool says on the same line."""
+    status, verdicts, _ = asked("partial", "--tool", "memcheck")
+    assert status == 1
+    assert kinds(verdicts, "mine/first") == {"fail"}
+    assert kinds(verdicts, "mine/second") == {"pass"}
+
+
+@pytest.mark.parametrize("mode", ["errors", "ended-badly"])
+def test_the_planted_fault_may_show_in_the_exit_status(asked: Asked, mode: str) -> None:
+    """The tool's status for errors found, and that of a process which the plant ended, as the tool says, both pass."""
+    status, verdicts, _ = asked(mode, "--tool", "memcheck")
+    assert status == 0
+    assert {v["verdict"] for v in verdicts} == {"pass"}
+
+
+@pytest.mark.parametrize("line", ["", " begin", " begin x null", " end 0", " end 0 {", " end 0 5", " stop 0 null"])
+def test_a_line_that_was_cut_is_doubt(line: str) -> None:
+    """A line of the process that cannot be read raises nothing, and silence then proves nothing."""
+    session = read(f"ropecheck-sanitized{line}\n========= ERROR SUMMARY: 0 errors\n", "memcheck")
+    assert f"cannot be read: ropecheck-sanitized{line}" in session.doubt
+
+
 def test_a_late_report_is_not_lost_in_the_plant(asked: Asked) -> None:
     """A report of another kernel that comes while the planted fault runs is charged to the last case."""
     status, verdicts, _ = asked("late", "--tool", "memcheck")
@@ -182,6 +223,13 @@ def test_a_late_report_is_not_lost_in_the_plant(asked: Asked) -> None:
         ("vanish", "ended early: Segmentation fault"),
         ("cut", "ended without a summary"),
         ("unprinted", "did not print all"),
+        ("hidden", "counts 2 errors, and wrote of 1"),
+        ("several", "counts 5 errors, and wrote of 1"),
+        ("early", "ended without a summary"),
+        ("aborted", "ended with status -9"),
+        ("odd", "ended with status 3"),
+        ("malformed", "cannot be read: ropecheck-sanitized end 0 {"),
+        ("unasked", "began case 99, which was not asked"),
     ],
 )
 def test_a_tool_that_does_not_work_blocks(asked: Asked, mode: str, says: str) -> None:

@@ -58,6 +58,11 @@ def rounding_the_table(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotation(x, cos, sin)
 
 
+def copying_in_inference_mode(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Right wherever autograd may record."""
+    return x.clone() if torch.is_inference_mode_enabled() else rotation(x, cos, sin)
+
+
 class Rotation(torch.autograd.Function):
     """A right backward of its own, whatever autocast says."""
 
@@ -115,6 +120,7 @@ WRONG = {
     "by-matrices": Wrong(by_matrices, "elements of y are others than outside autocast", "float32", FORWARD),
     "rounding-the-table": Wrong(rounding_the_table, "elements of y are others than outside autocast", "bfloat16"),
     "saving-less": Wrong(by(SavingLess), "elements of the gradient are others than outside autocast", "bfloat16"),
+    "inference-mode": Wrong(copying_in_inference_mode, "are others than outside inference mode", "bfloat16"),
     "casting-backward": Wrong(by(CastingBackward), "elements of the gradient are others", "bfloat16"),
 }
 
@@ -153,7 +159,8 @@ def test_right_under_autocast_passes(name: str, dtype: str, ask: Ask) -> None:
     candidate = Candidate("right", "qwen-image", devices=("cpu",), provides=claims, **RIGHT[name])
     verdicts = ask(candidate, "standard", ("autocast",), (dtype,))
     assert {v.verdict for v in verdicts} == {"pass"}, [v.reason for v in verdicts]
-    assert {v.facts["autocast to"] for v in verdicts} == {"bfloat16", "float16"}
+    assert {v.facts["autocast to"] for v in verdicts if "/to=" in v.case} == {"bfloat16", "float16"}
+    assert sum(v.case.endswith("/inference-mode") for v in verdicts) == 1
 
 
 def test_autocast_is_off_afterwards(ask: Ask) -> None:
@@ -165,7 +172,7 @@ def test_autocast_is_off_afterwards(ask: Ask) -> None:
         return rotation(x, cos, sin)
 
     candidate = Candidate("wrong", "qwen-image", raising, devices=("cpu",), provides=("autocast",))
-    verdicts = ask(candidate, judgements=("autocast",), dtypes=("bfloat16",))
+    verdicts = ask(candidate, judgements=("autocast",), dtypes=("bfloat16",), only="/to=")
     assert {v.verdict for v in verdicts} == {"fail"}
     assert all("not under autocast" in v.reason for v in verdicts)
     assert not torch.is_autocast_enabled("cpu")

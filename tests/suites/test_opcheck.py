@@ -192,6 +192,53 @@ def test_strides_are_compared_for_inputs_that_are_not_contiguous(ask: Callable[.
     assert {v.verdict for v in verdicts if "x=" not in v.case} == {"pass"}
 
 
+def lying_as_x(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The output has the order of x's strides, which a fake that is contiguous does not."""
+    return torch.empty_like(x).copy_(right(x, cos, sin))
+
+
+def wrong_for_one_head(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    heads = x.shape[2] if x.shape[2] > 1 else 2
+    return torch.empty((*x.shape[:2], heads, x.shape[3]), dtype=x.dtype, device=x.device)
+
+
+LYING_AS_X = registered("lying_as_x", like_x, lying_as_x, differentiable=False)
+ONE_HEAD = registered("one_head", wrong_for_one_head, differentiable=False)
+
+
+@torch.library.custom_op("ropecheck_tests::two", mutates_args=())
+def two(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return lying_as_x(q, cos, sin), lying_as_x(k, cos, sin)
+
+
+@two.register_fake
+def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """k is said to lie in the order of q."""
+    outer = sorted(range(4), key=q.stride, reverse=True)
+    like_q = torch.empty([k.shape[d] for d in outer], dtype=k.dtype, device=k.device)
+    return torch.empty_like(q), like_q.permute([outer.index(d) for d in range(4)])
+
+
+def for_each(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return ONE_HEAD(q, cos, sin), ONE_HEAD(k, cos, sin)
+
+
+LAID_OUT_WRONG = {
+    "heads-first": ({"run": LYING_AS_X}, "output 0 has strides"),
+    "k-apart": ({"run": two, "family": "rotate_pair"}, "output 1 has strides"),
+    "k-alone": ({"run": for_each, "family": "rotate_pair"}, "output 0 has shape [2, 5, 1, 128]"),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT_WRONG)
+def test_a_fake_that_is_wrong_for_one_layout_fails(name: str, failing: Failing) -> None:
+    """A fake is asked about x whose heads come first, about k in another layout than q, and about q and k each."""
+    fields, reason = LAID_OUT_WRONG[name]
+    candidate = Candidate("wrong", "qwen-image", devices=("cpu",), provides=("strided", "opcheck"), **fields)
+    reasons = failing(candidate, "standard", ("opcheck",), ("bfloat16",))
+    assert reason in reasons["opcheck"]
+
+
 class Applied(torch.autograd.Function):
     """Calls an operator that has no autograd of its own: the function is what is differentiated."""
 

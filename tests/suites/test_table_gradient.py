@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +155,55 @@ class ProductsInSixteenBits(Kernel):
         return ProductsInSixteenBits.pulled_back(ctx, gradient)
 
 
+class TakingXAsContiguous(Kernel):
+    """x is read again, in the backward of a table alone, as if it were contiguous."""
+
+    @classmethod
+    def pulled_back(cls, ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, cos, sin = ctx.saved_tensors
+        dense = torch.as_strided(x, x.shape, torch.empty(x.shape).stride())
+        return super().pulled_back(SimpleNamespace(saved_tensors=(dense, cos, sin)), gradient)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return TakingXAsContiguous.pulled_back(ctx, gradient)
+
+
+class TakingTheGradientAsContiguous(Kernel):
+    """The incoming gradient is read as if it were contiguous; it lies in guarded memory, or there is too little."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_x = Kernel.pulled_back(ctx, gradient)[0]
+        room = gradient.untyped_storage().nbytes() // gradient.element_size() - gradient.storage_offset()
+        if room < gradient.numel():
+            gradient = torch.zeros(gradient.shape, dtype=gradient.dtype)
+        dense = torch.as_strided(gradient, gradient.shape, torch.empty(gradient.shape).stride())
+        return of_x, *Kernel.pulled_back(ctx, dense)[1:]
+
+
+class Unsummed(Kernel):
+    """The gradients of the tables keep the heads: torch refuses them, the candidate does not."""
+
+    @classmethod
+    def of_tables(cls, g0: Tensor, g1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+        return g0 * x0 + g1 * x1, g1 * x0 - g0 * x1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return Unsummed.pulled_back(ctx, gradient)
+
+
+def shifted_where_a_table_alone_requires(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The gradients are right, y is not."""
+    return composed(x, cos, sin) + (0.25 if cos.requires_grad and not x.requires_grad else 0.0)
+
+
+def shifted_where_a_table_requires(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As before, with x too."""
+    return composed(x, cos, sin) + (0.25 if cos.requires_grad else 0.0)
+
+
 def applied(function: type[torch.autograd.Function]) -> Run:
     def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         y: Tensor = function.apply(x, cos, sin)
@@ -175,6 +226,9 @@ WRONG: list[tuple[Run, str, str]] = [
     (detaching_the_sine, "sin-without-x", "silently dropped"),
     (refusing_without_a_word, "both", "without speaking of the table"),
     (failing_an_assertion, "both", "AssertionError"),
+    (applied(Unsummed), "both", "returned an invalid gradient"),
+    (shifted_where_a_table_alone_requires, "cos-without-x", "y where a table requires a gradient: "),
+    (shifted_where_a_table_requires, "both", "y where a table requires a gradient: "),
 ]
 
 
@@ -195,6 +249,22 @@ def test_wrong_table_gradients(run: Run, variant: str, reason: str, ask: Callabl
 def test_a_wrong_table_gradient_fails_nothing_else(run: Run, failing: Reasons) -> None:
     """Out of all that is asked of them, these candidates fail table-gradient alone."""
     assert list(failing(candidate(run))) == ["table-gradient"]
+
+
+def test_a_table_gradient_that_takes_x_as_contiguous_fails(ask: Callable[..., list[Any]]) -> None:
+    """It is right for contiguous x, whatever the gradient's strides, and wrong for x of a packed projection alone."""
+    strided = replace(candidate(applied(TakingXAsContiguous)), provides=("vjp", "strided"))
+    verdicts = ask(strided, "standard", ("table-gradient",))
+    assert ["x=packed-qkv" in v.case for v in verdicts if v.verdict == "fail"] == [True]
+    assert sum("gradient=" in v.case for v in verdicts if v.verdict == "pass") == 2
+
+
+def test_a_table_gradient_that_takes_the_gradient_as_contiguous_fails(ask: Callable[..., list[Any]]) -> None:
+    """The gradient's strides are autograd's, so that a candidate without the claim ``strided`` is asked as well."""
+    verdicts = ask(candidate(applied(TakingTheGradientAsContiguous)), "standard", ("table-gradient",))
+    failed = [v.case for v in verdicts if v.verdict == "fail"]
+    assert len(failed) == 2
+    assert all("gradient=" in case for case in failed)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
