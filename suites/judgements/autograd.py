@@ -230,7 +230,8 @@ def _recorded_in_place(candidate: Candidate, given: Operands) -> Iterator[Deriva
     """A call that writes into tensors which autograd watches: silence would leave them the gradient of a copy."""
     leaf, family = given.x.view.detach().requires_grad_(), given.family
     with torch.enable_grad():
-        written = parts(candidate, family, leaf.clone())
+        copy = leaf.clone()
+        written = tuple(_writable(copy, part) for part in parts(candidate, family, copy))
         by_place, by_name = family.keywords(candidate.run).arguments(written, given.call.tables)
         try:
             guarded("run", lambda: candidate.run(*by_place, **by_name))
@@ -251,6 +252,11 @@ def _recorded_in_place(candidate: Candidate, given: Operands) -> Iterator[Deriva
     if outside := _outside_of_rounding(given.vjp(), got):
         raise CandidateFault(f"{what}: {outside} of {got.numel()} elements are further off than rounding can be")
     yield what
+
+
+def _writable(x: Tensor, part: Tensor) -> Tensor:
+    """``part`` of x, as another view where it is one: into those of torch.split autograd lets nobody write."""
+    return x.as_strided(part.shape, part.stride(), part.storage_offset()) if part._is_view() else part
 
 
 def _outside_of_rounding(rotation: Rotation, got: Tensor) -> int:
