@@ -26,11 +26,13 @@ class LaunchConfiguration:
     def fitted(self, sequence: int, heads: int) -> LaunchConfiguration:
         """This configuration with a block no larger than ``sequence`` tokens and ``heads`` heads need.
 
-        Tokens take the place of heads that are not there: of a smaller block each thread would move less than 16 bytes.
+        Heads take the place of tokens that are not there, and tokens that of heads: of a smaller block each thread
+        would move less than 16 bytes.
         """
-        fitted_heads = min(self.heads, _next_power_of_two(heads))
-        tokens = self.tokens * (self.heads // fitted_heads)
-        return LaunchConfiguration(min(tokens, _next_power_of_two(sequence)), fitted_heads, self.warps)
+        rows = self.tokens * self.heads
+        most_tokens, most_heads = _next_power_of_two(sequence), _next_power_of_two(heads)
+        fitted_heads = min(rows // min(self.tokens, most_tokens), most_heads)
+        return LaunchConfiguration(min(rows // fitted_heads, most_tokens), fitted_heads, self.warps)
 
 
 ONE_TOKEN = LaunchConfiguration(tokens=1, heads=32, warps=4)

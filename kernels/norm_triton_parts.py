@@ -74,6 +74,22 @@ def lane_of(channel, LANES: tl.constexpr, ALIGNMENT: tl.constexpr):
 
 
 @triton.jit
+def _outside_of_rows(axis, valid, time, height, width, cache_rows):
+    """Whether a position that a lane reads is out of range [N]: by the rows that any ``valid`` lane reads, or all where
+    one names none.
+
+    A reduction over the lanes of each token would say the same, and the compiler would hold all of them in each thread.
+    """
+    # In each byte how many lanes, of 128 at most, read a row; in the last one how many read none.
+    kind = tl.where((axis >= 0) & (axis <= 2), axis, 3).to(tl.int32)
+    read = tl.sum(tl.where(valid, 1 << (8 * kind), 0), axis=0)
+    outside = ((read & 0xFF) != 0) & ((time < 0) | (time >= cache_rows))
+    outside |= ((read & 0xFF00) != 0) & ((height < 0) | (height >= cache_rows))
+    outside |= ((read & 0xFF0000) != 0) & ((width < 0) | (width >= cache_rows))
+    return outside | ((read >> 24) != 0)
+
+
+@triton.jit
 def load_turn(
     cache,
     cache_stride,
@@ -99,14 +115,15 @@ def load_turn(
     first = positions + token * position_stride_token
     if MROPE:
         # The rows are read once per token, and chosen from per lane.
-        axis = tl.load(axis_map + lane.to(tl.int64) * axis_stride, mask=rotated, other=0)[None, :]
+        axis = tl.load(axis_map + lane.to(tl.int64) * axis_stride, mask=rotated, other=0)
         second = first + position_stride_row
-        time = tl.load(first, mask=token_valid, other=0)[:, None]
-        height = tl.load(second, mask=token_valid, other=0)[:, None]
-        width = tl.load(second + position_stride_row, mask=token_valid, other=0)[:, None]
-        position = tl.where(axis == 0, time, tl.where(axis == 1, height, width))
+        time = tl.load(first, mask=token_valid, other=0)
+        height = tl.load(second, mask=token_valid, other=0)
+        width = tl.load(second + position_stride_row, mask=token_valid, other=0)
+        outside = _outside_of_rows(axis, channel < LANES, time, height, width, cache_rows)
+        axis = axis[None, :]
+        position = tl.where(axis == 0, time[:, None], tl.where(axis == 1, height[:, None], width[:, None]))
         inside = (position >= 0) & (position < cache_rows) & (axis >= 0) & (axis <= 2)
-        outside = tl.max((rotated[None, :] & ~inside).to(tl.int32), axis=1) > 0
     else:
         position = tl.load(first, mask=token_valid, other=0)
         outside = (position < 0) | (position >= cache_rows)

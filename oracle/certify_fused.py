@@ -72,8 +72,12 @@ def certify_fused_vjp(
     engine = using or arithmetic()
     count = 0
     with exact_numbers(engine) as number:
+        rows: dict[tuple[int, int], Callable[[int], float | None]] = {}
         for point in points:
-            true = _true_gradient(number, rotation, gradient, point.index)
+            token, head, channel = point.index
+            if (token, head) not in rows:
+                rows[token, head] = _true_gradients(number, rotation, gradient, token, head)
+            true = rows[token, head](channel)
             if true is None:
                 continue
             if not ordered(point.low) <= ordered(true) <= ordered(point.high):
@@ -85,10 +89,10 @@ def certify_fused_vjp(
     return Certificate(count, engine)
 
 
-def _true_gradient(
-    number: Callable[[float], Any], rotation: NormRotation, gradient: Tensor, index: tuple[int, int, int]
-) -> float | None:
-    token, head, channel = index
+def _true_gradients(
+    number: Callable[[float], Any], rotation: NormRotation, gradient: Tensor, token: int, head: int
+) -> Callable[[int], float | None]:
+    """The true gradient of each channel of a row, by the channel; None where it has none that is finite."""
     lanes = rotation.rotary_dim // 2
     x, g, w, c, s = (
         t.double().tolist()
@@ -101,7 +105,7 @@ def _true_gradient(
         )
     )
     if not all(map(math.isfinite, (*x, *g, *w, *c, *s))) or 2 * sum(v * v for v in x) >= LARGEST:
-        return None
+        return lambda channel: None
     g, x, w, c, s = ([number(v) for v in values] for values in (g, x, w, c, s))
     first = [g[i] * c[i] + g[i + lanes] * s[i] for i in range(lanes)]
     second = [g[i + lanes] * c[i] - g[i] * s[i] for i in range(lanes)]
@@ -110,9 +114,13 @@ def _true_gradient(
     total = sum((v * v for v in x), number(0.0))
     root = _reciprocal_root(total / len(x) + number(rotation.norm.eps))
     mean = sum((a * b for a, b in zip(h, x, strict=True)), number(0.0)) * root / len(x)
-    exact = root * (h[channel] - x[channel] * root * mean)
-    true = round_number(_middle(exact), False, format_of(rotation.x.dtype))
-    return true if math.isfinite(true) else None
+
+    def true_gradient(channel: int) -> float | None:
+        exact = root * (h[channel] - x[channel] * root * mean)
+        true = round_number(_middle(exact), False, format_of(rotation.x.dtype))
+        return true if math.isfinite(true) else None
+
+    return true_gradient
 
 
 def _certify(element: _Element, point: FusedPoint, engine: str) -> None:
@@ -142,7 +150,10 @@ class _Row:
 
     @cached_property
     def total(self) -> Fraction:
-        return sum((Fraction(v) ** 2 for v in self.x), Fraction(0))
+        ratios = [v.as_integer_ratio() for v in self.x]
+        # All denominators are powers of two.
+        whole = max(denominator for _, denominator in ratios)
+        return Fraction(sum((n * (whole // d)) ** 2 for n, d in ratios), whole**2)
 
     @cached_property
     def roots(self) -> tuple[float, float] | None:
@@ -181,16 +192,19 @@ class _Row:
     @cached_property
     def true_root(self) -> Any:
         """The reciprocal root of real arithmetic."""
-        total = sum((self.number(v) * self.number(v) for v in self.x), self.number(0.0))
+        total = self.number(self.total.numerator) / self.number(self.total.denominator)
         return _reciprocal_root(total / len(self.x) + self.number(self.eps))
 
     def product(self, a: float, b: float) -> float:
-        negative = (math.copysign(1.0, a) < 0) ^ (math.copysign(1.0, b) < 0)
-        return round_number(self.number(a) * self.number(b), negative, FLOAT32)
+        # Of two numbers of fp32 it is exact in fp64.
+        return round_again(a * b, FLOAT32)
 
     def _sum(self, a: float, b: float) -> float:
         """Of numbers that are not negative."""
-        return round_number(self.number(a) + self.number(b), False, FLOAT32)
+        (first, of_first), (second, of_second) = a.as_integer_ratio(), b.as_integer_ratio()
+        whole = max(of_first, of_second)
+        total = first * (whole // of_first) + second * (whole // of_second)
+        return nearest(total, 1 - whole.bit_length(), FLOAT32) if total else 0.0
 
 
 class _Element:
@@ -206,6 +220,8 @@ class _Element:
         self.weights: list[float] = rotation.weight[list(self.channels)].double().tolist()
         self.c, self.s = (float(t[row.token, lane]) if self.turns else 0.0 for t in (rotation.cos, rotation.sin))
         self.defined = row.defined and all(map(math.isfinite, (*self.weights, self.c, self.s)))
+        # The ends of a span are mostly the same with and without the slack.
+        self.forms: dict[tuple[tuple[int, int], tuple[int, int]], list[float]] = {}
         if self.defined:
             offset = Fraction(rotation.norm.weight_offset)
             self.exact_factors = [Fraction(w) + offset for w in self.weights]
@@ -279,9 +295,13 @@ class _Element:
 
     def _turned(self, a: float, b: float) -> list[float]:
         """Every form of the output for two members, the strict one first."""
-        none = math.nan
-        point = Point((0, 0, 0, 0), 0, self.output, a, b, self.c, self.s, none, none, none, none, 0)
-        return Walk(self.row.number, self.rotation.x.dtype).output(ONE_ROUNDING, point)
+        # Zeros of either sign are two members.
+        key = ordered(a), ordered(b)
+        if key not in self.forms:
+            none = math.nan
+            point = Point((0, 0, 0, 0), 0, self.output, a, b, self.c, self.s, none, none, none, none, 0)
+            self.forms[key] = Walk(self.row.number, self.rotation.x.dtype).output(ONE_ROUNDING, point)
+        return self.forms[key]
 
     def _product(self, a: float, b: float) -> float:
         return self.row.product(a, b)

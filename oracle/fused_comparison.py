@@ -15,6 +15,8 @@ from .fused_gradients import gradient_set, weight_gradient_set
 from .fused_sets import fused_sets, unexplained_rows
 from .rotation import changed_elements
 
+_ROWS_DRAWN = 8
+# Most of a point's certification is its row's: the sum of squares and the root. So the points drawn share rows.
 ELEMENTS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}
 """Channels per block, as pairs are bounded in :mod:`ropecheck.oracle.rotation`."""
 
@@ -132,7 +134,7 @@ def compare_weight_gradient(
     if bool(rotation.poisoned.any()):
         result.elements, result.outside = got.numel(), int((~got.isnan()).sum())
         return result
-    numbers = _Numbers(result, samples, seed, worst, got.numel())
+    numbers = _Numbers(result, samples, seed, worst, got.numel(), got.numel())
     members = weight_gradient_set(rotation, gradient, _blocks(rotation))
     numbers.tally(torch.zeros(1, dtype=torch.int64, device=got.device), members, got[None, None])
     return numbers.finished()
@@ -153,7 +155,7 @@ def _started(
     result.elements += poisoned.numel()
     result.outside += int((~poisoned.isnan()).sum())
     elements = len(rotation.judged) * got.shape[1] * got.shape[2]
-    return result, _Numbers(result, samples, seed, worst, elements)
+    return result, _Numbers(result, samples, seed, worst, elements, got.shape[2])
 
 
 def _blocks(rotation: NormRotation) -> Iterator[Tensor]:
@@ -175,11 +177,17 @@ def _count(unlike: dict[str, int], forms: dict[str, Tensor], values: Tensor) -> 
 
 
 class _Numbers:
-    """Adds up a comparison block by block, and picks the worst points and the drawn ones."""
+    """Adds up a comparison block by block, and picks the worst points, the drawn ones and the one with most values."""
 
-    def __init__(self, result: FusedComparison, samples: int, seed: int, worst: int, elements: int) -> None:
+    def __init__(
+        self, result: FusedComparison, samples: int, seed: int, worst: int, elements: int, width: int
+    ) -> None:
         self.result, self.worst, self.before = result, worst, 0
-        self.drawn = torch.randint(max(1, elements), (samples,), generator=torch.Generator().manual_seed(seed))
+        self.widest: tuple[int, list[FusedPoint]] = (-1, [])
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randint(max(1, elements // max(1, width)), (_ROWS_DRAWN,), generator=generator)
+        channels = torch.randint(max(1, width), (samples,), generator=generator)
+        self.drawn = rows[torch.arange(samples) % _ROWS_DRAWN] * width + channels
 
     def tally(self, tokens: Tensor, members: AdmissibleSet, values: Tensor) -> None:
         """``members`` and ``values`` are [t, H, D], of the tokens of an int64 index."""
@@ -195,12 +203,14 @@ class _Numbers:
             top = rank.topk(min(self.worst, rank.numel()))
             result.worst += self._points(top.indices[top.values > 0], tokens, members, values)
         here = self.drawn[(self.drawn >= self.before) & (self.drawn < self.before + values.numel())] - self.before
-        width = (members.high.long() - members.low.long()).flatten()
-        chosen = torch.cat((here.to(values.device), width.argmax().reshape(1)))
-        result.sample += self._points(chosen, tokens, members, values)
+        result.sample += self._points(here.to(values.device), tokens, members, values)
+        width, place = (members.high.long() - members.low.long()).flatten().max(0)
+        if int(width) > self.widest[0]:
+            self.widest = int(width), self._points(place.reshape(1), tokens, members, values)
         self.before += values.numel()
 
     def finished(self) -> FusedComparison:
+        self.result.sample += self.widest[1]
         self.result.worst = sorted(self.result.worst, key=lambda p: -p.outside_by)[: self.worst]
         return self.result
 

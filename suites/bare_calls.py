@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .candidates import Candidate
 from .families import Family
-from .invocation import as_function
+from .invocation import as_function, put_together
 
 Outputs = tuple[Tensor, ...]
 BareCall = Callable[..., Outputs]
@@ -21,7 +21,7 @@ def bare_call(candidate: Candidate, family: Family, *, backward: bool) -> BareCa
 
     The backward is the candidate's own ``vjp``, or autograd's. Nothing is checked, waited for or put back.
     """
-    function = as_function(candidate, family)
+    function = _whole(candidate, family)
 
     def forward(x: Tensor, *tables_and_gradient: Tensor) -> Outputs:
         with torch.no_grad():
@@ -38,7 +38,7 @@ def bare_call(candidate: Candidate, family: Family, *, backward: bool) -> BareCa
         return forward
     if candidate.vjp is None:
         return with_autograd
-    back = as_function(replace(candidate, run=candidate.vjp), family)
+    back = _whole(replace(candidate, run=candidate.vjp), family)
 
     def with_its_own(x: Tensor, *tables_and_gradient: Tensor) -> Outputs:
         *tables, gradient = tables_and_gradient
@@ -46,3 +46,14 @@ def bare_call(candidate: Candidate, family: Family, *, backward: bool) -> BareCa
             return function(x, *tables), back(gradient, *tables)
 
     return with_its_own
+
+
+def _whole(candidate: Candidate, family: Family) -> Callable[..., Tensor]:
+    """``function(x, *tables) -> y``, all of whose operations around the candidate move values."""
+    function = as_function(candidate, family)
+
+    def whole(x: Tensor, *tables: Tensor) -> Tensor:
+        y: Tensor = put_together(family, function(x, *tables))
+        return y
+
+    return whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -116,28 +116,32 @@ def pulled_back(
     return _checked(name, pulled if len(leaves) > 1 else pulled[0], _like(leaves))
 
 
-def as_function(candidate: Candidate, family: Family) -> Callable[..., Tensor]:
-    """``function(x, *tables) -> y`` that only calls the candidate, for compilers, exporters and graphs.
+def as_function(candidate: Candidate, family: Family) -> Callable[..., tuple[Any, ...]]:
+    """``function(x, *tables) -> outputs`` that only calls the candidate, for compilers, exporters and graphs.
 
-    Nothing is checked. A pair is given parts of x (contiguous copies where it does not claim ``strided``) and its
-    outputs are put together, a candidate that works in place is given a copy: operations that move values and compute
-    none.
+    Nothing is checked. Of x the candidate is given the parts (contiguous copies where it does not claim ``strided``),
+    a candidate that works in place those of a copy: operations that move values and compute none. The outputs are not
+    put together, for what a compiler makes of that would take longer than the rest.
     """
-
     keywords = family.keywords(candidate.run)
 
-    def function(x: Tensor, *tables: Tensor) -> Tensor:
+    def function(x: Tensor, *tables: Tensor) -> tuple[Any, ...]:
         given = family.split(x.clone() if candidate.in_place else x)
         if len(given) > 1 and "strided" not in candidate.provides:
             given = tuple(part.clone(memory_format=torch.contiguous_format) for part in given)
         by_place, by_name = keywords.arguments(given, tables)
         results = family.returned(candidate.run(*by_place, **by_name))
-        if len(family.activations) > 1 and isinstance(results, (tuple, list)):
-            return family.joined(results)
-        # Whoever returns something else finds out elsewhere.
-        return family.joined(given) if results is None else results
+        if results is None:
+            return given
+        several = len(given) > 1 and isinstance(results, (tuple, list))
+        return tuple(results) if several else (results,)
 
     return function
+
+
+def put_together(family: Family, results: Sequence[Any]) -> Any:
+    """What :func:`as_function` makes as one tensor like x. Whoever returned something else finds out elsewhere."""
+    return family.joined(results) if all(isinstance(y, Tensor) for y in results) else results[0]
 
 
 def parts(

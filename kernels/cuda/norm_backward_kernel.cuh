@@ -181,8 +181,16 @@ __global__ void __launch_bounds__(kMaxNormThreads)
     }
   }
   __syncthreads();
-  for (int channel = block_thread(); channel < head_dim; channel += block_threads()) {
-    sums[chunk * head_dim + channel] = exchange[channel];
+  float* const chunk_sums = sums + chunk * head_dim;
+  if constexpr (kWide) {
+    constexpr int vector = kVectorBytes / sizeof(float);
+    for (int channel = block_thread() * vector; channel < head_dim; channel += block_threads() * vector) {
+      *reinterpret_cast<float4*>(chunk_sums + channel) = *reinterpret_cast<const float4*>(exchange + channel);
+    }
+  } else {
+    for (int channel = block_thread(); channel < head_dim; channel += block_threads()) {
+      chunk_sums[channel] = exchange[channel];
+    }
   }
 }
 

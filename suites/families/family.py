@@ -68,10 +68,11 @@ class Family(ABC):
     """A call signature, bound to the contract ``own`` and the ``inputs`` of a case.
 
     ``activations`` and ``outputs`` name what ``run`` takes first and what it returns. A ``flat`` family has no batch
-    dimension: the samples of a case lie end to end. ``differentiable_tables`` name what of :meth:`packed` may require a
-    gradient. ``options`` are those that its inputs may name, ``unclaimable``
-    the claims that its signature has no room for, each with the reason. Where the derivative needs more than the
-    gradient that comes in, a backward cannot be ``separate``; nor can all outputs be written ``in_place``.
+    dimension: the samples of a case lie end to end. One that ``gathers`` is given a cache, of whose rows positions name
+    one for each token or lane. ``differentiable_tables`` name what of :meth:`packed` may require a gradient.
+    ``options`` are those that its inputs may name, ``unclaimable`` the claims that its signature has no room for, each
+    with the reason. Where the derivative needs more than the gradient that comes in, a backward cannot be ``separate``;
+    nor can all outputs be written ``in_place``.
     """
 
     own: Contract
@@ -81,6 +82,7 @@ class Family(ABC):
     activations: ClassVar[tuple[str, ...]]
     outputs: ClassVar[tuple[str, ...]]
     flat: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
     differentiable_tables: ClassVar[tuple[str, ...]]
     options: ClassVar[frozenset[str]] = frozenset()
     unclaimable: ClassVar[Mapping[str, str]] = {}

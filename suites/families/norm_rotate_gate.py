@@ -81,6 +81,7 @@ class NormRotateGate(Family):
     activations: ClassVar[tuple[str, ...]] = ("q_gate", "k")
     outputs: ClassVar[tuple[str, ...]] = ("q", "k", "gate")
     flat: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
     differentiable_tables: ClassVar[tuple[str, ...]] = ("cos_sin_cache",)
     separate: ClassVar[bool] = False
     in_place: ClassVar[bool] = False

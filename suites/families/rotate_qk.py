@@ -33,6 +33,7 @@ class RotateQK(Family):
     activations: ClassVar[tuple[str, ...]] = ("q", "k")
     outputs: ClassVar[tuple[str, ...]] = ("q", "k")
     flat: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
     differentiable_tables: ClassVar[tuple[str, ...]] = ("cos_sin_cache",)
     options: ClassVar[frozenset[str]] = frozenset(
         {"int32-positions", "sliced-positions", "transposed-positions", "model-cache"}

@@ -5,7 +5,8 @@ function does not hold a root or a division, which are made of them) and must no
 for others both are recorded. A candidate that names its ``kernels`` holds them out to be looked at, and of them two
 things are asked that make a kernel slow and not wrong: no local memory (spilled registers, a stack), and accesses of
 16 bytes where the case is aligned, of unit stride and of powers of two: all stores, some loads, and no load narrower
-than 4 bytes for a 16-bit x. Loads of a table and of an fp32 x look the same and are not told apart.
+than 4 bytes for a 16-bit x, unless the table is a cache that positions choose from. Loads of a table and of x look the
+same and are not told apart.
 
 On a GPU the code is what Triton launched in the call, and the function that ran of the ``binaries`` that the candidate
 names. On a CPU, where Triton interprets, its kernels are compiled for sm_90 with the specialisation of the case. What
@@ -128,7 +129,9 @@ def _held(candidate: Candidate, case: Case, kernels: list[KernelCode]) -> Findin
         if kernel.stack or kernel.local:
             reason = f"{kernel.name} has a stack of {kernel.stack} bytes and {kernel.local} accesses to local memory"
             return failed(reason, **facts)
-        if _is_wide(case) and (reason := _narrow(kernel, case.torch_dtype.itemsize)):
+        # The elements of a 16-bit cache are gathered one by one.
+        itemsize = 4 if case.bound_family.gathers else case.torch_dtype.itemsize
+        if _is_wide(case) and (reason := _narrow(kernel, itemsize)):
             return failed(f"{kernel.name} {reason}, where x and y are aligned", **facts)
     return passed(**facts)
 

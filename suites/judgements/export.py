@@ -21,7 +21,7 @@ from ropecheck.oracle.floats import same
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of, elsewhere
-from ..invocation import as_function, guarded
+from ..invocation import as_function, guarded, put_together
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement
 
@@ -93,7 +93,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
 def _run(name: str, function: Callable[..., Any], given: Operands) -> Any:
     def execute() -> Any:
         with torch.no_grad():
-            return function(given.x.view, *given.call.tables)
+            return put_together(given.family, function(given.x.view, *given.call.tables))
 
     return guarded(name, execute)
 

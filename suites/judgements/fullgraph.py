@@ -25,7 +25,7 @@ from ..candidates import Candidate
 from ..captured_graphs import CapturingBackend, CountingBackend, fresh_compiler
 from ..cases import Case, Inputs, Operands, build, cases_of, elsewhere
 from ..families import Family
-from ..invocation import CandidateFault, as_function, guarded
+from ..invocation import CandidateFault, as_function, guarded, put_together
 from ..verdicts import PASS, Finding, failed, passed
 from .judgement import Judgement, first_of
 
@@ -135,7 +135,7 @@ class _Call:
         def execute() -> tuple[Any, ...]:
             with torch.set_grad_enabled(self.differentiates):
                 x = gradient if self.alone else given.x.view.detach()
-                y = function(x.requires_grad_(self.differentiates), *tables)
+                y = put_together(given.family, function(x.requires_grad_(self.differentiates), *tables))
             return (y, *torch.autograd.grad(y, x, gradient)) if self.differentiates else (y,)
 
         results = guarded(name, execute)

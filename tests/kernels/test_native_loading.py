@@ -214,10 +214,17 @@ def test_it_loads_beside_this_torch(native_library: Path, tmp_path: Path) -> Non
     assert (found["failure"], found["seen by operators"]) == ("", "")
     assert (found["loaded"], found["mapped"]) == (True, True)
     assert found["served"] == [True] * len(native.OPERATORS)
-    settings = 'bool half_split, bool conjugate, str direction="forward", str reason="operator called directly"'
-    tables = f"Tensor cos, Tensor sin, {settings}"
+    reason = 'str reason="operator called directly"'
+    tables = f'Tensor cos, Tensor sin, bool half_split, bool conjugate, str direction="forward", {reason}'
+    operands = (
+        "Tensor q_gate, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos_sin_cache, Tensor positions, "
+        "Tensor? axis_map, Tensor? slots, float eps, float weight_offset"
+    )
     assert [schema.removeprefix("ropecheck::") for schema in found["schemas"].values()] == [
         f"multi_axis_rope_cuda(Tensor x, {tables}) -> Tensor",
         f"multi_axis_rope_pair_cuda(Tensor q, Tensor k, {tables}) -> (Tensor, Tensor)",
         f"multi_axis_rope_pair_cuda_(Tensor(a!) q, Tensor(b!) k, {tables}) -> ()",
+        f"qk_norm_rope_gate_cuda({operands}, bool gate, bool round_norm, bool fma, {reason}) -> (Tensor, Tensor, Tensor)",
+        f"qk_norm_rope_gate_backward_cuda(Tensor q_gradient, Tensor k_gradient, Tensor gate_gradient, {operands}, "
+        f"bool gate, bool fma, bool weight_gradients, {reason}) -> (Tensor, Tensor, Tensor, Tensor)",
     ]

@@ -11,7 +11,7 @@ from ropecheck.oracle.floats import same
 from ropecheck.suites.candidates import CLAIMS, Candidate
 from ropecheck.suites.cases import Case, Inputs, build, elsewhere
 from ropecheck.suites.families import FAMILIES, Family
-from ropecheck.suites.invocation import as_function, parts
+from ropecheck.suites.invocation import as_function, parts, put_together
 from ropecheck.suites.judging import Selection, questions
 
 OF_ROTATIONS = ("rotate", "rotate_pair", "rotate_qk")
@@ -71,7 +71,7 @@ def test_a_function_only_moves_values_around_the_candidate(family: str) -> None:
     candidate = Candidate("unchanged", "neox", unchanged, ("cpu",), family=family)
     function = as_function(candidate, given.family)
     x = given.x.view.clone().requires_grad_()
-    y = function(x, *given.call.tables)
+    y = put_together(given.family, function(x, *given.call.tables))
     (gradient,) = torch.autograd.grad(y, x, given.gradient.view)
     assert bool(same(y.detach(), given.x.view).all())
     assert bool(same(gradient, given.gradient.view).all())
