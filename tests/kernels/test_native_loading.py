@@ -224,7 +224,8 @@ def test_it_loads_beside_this_torch(native_library: Path, tmp_path: Path) -> Non
         f"multi_axis_rope_cuda(Tensor x, {tables}) -> Tensor",
         f"multi_axis_rope_pair_cuda(Tensor q, Tensor k, {tables}) -> (Tensor, Tensor)",
         f"multi_axis_rope_pair_cuda_(Tensor(a!) q, Tensor(b!) k, {tables}) -> ()",
-        f"qk_norm_rope_gate_cuda({operands}, bool gate, bool round_norm, bool fma, {reason}) -> (Tensor, Tensor, Tensor)",
+        f"qk_norm_rope_gate_cuda({operands}, bool gate, bool round_norm, bool fma, {reason}) "
+        "-> (Tensor, Tensor, Tensor)",
         f"qk_norm_rope_gate_backward_cuda(Tensor q_gradient, Tensor k_gradient, Tensor gate_gradient, {operands}, "
         f"bool gate, bool fma, bool weight_gradients, {reason}) -> (Tensor, Tensor, Tensor, Tensor)",
     ]
