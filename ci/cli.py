@@ -23,7 +23,7 @@ from ropecheck.suites.judgements import JUDGEMENTS
 from ropecheck.suites.judging import Selection
 from ropecheck.suites.verdicts import canonical
 
-from . import listings, report, sanitize_command
+from . import listings, report, sanitize_command, sensitivity
 from .environment import devices, record
 from .evidence import EvidenceError, close, document, prepare
 from .explain import explain
@@ -105,6 +105,11 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("sanitize", _sanitize, "run candidates on a GPU under compute-sanitizer", epilog=EXIT_STATUS)
     sanitize_command.add_options(sub, _natural, _positive, _seconds)
+
+    sub = command(
+        "sensitivity", _sensitivity, "say which judgement sees which fault", epilog=sensitivity.EXIT_STATUS
+    )
+    sensitivity.add_options(sub, _natural, _positive)
 
     sub = command("explain", _explain, "judge one case alone and show its worst elements", epilog=EXIT_STATUS)
     sub.add_argument("case", metavar="CASE[@CANDIDATE]", help="as a report names it")
@@ -206,6 +211,10 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _sanitize(options: argparse.Namespace) -> int:
     return sanitize_command.run(options, _console(stderr=options.json))
+
+
+def _sensitivity(options: argparse.Namespace) -> int:
+    return sensitivity.run(options, _console(stderr=options.json))
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -17,8 +17,9 @@ from ropecheck.oracle.rotation import Rotation
 
 from .cache_packing import MODEL_ROWS
 from .candidates import DTYPES, Candidate
-from .families import FAMILIES, Call, Expected, Family
+from .families import FAMILIES, Call, Expected, Family, Held
 from .payloads import Slots
+from .remembered import digest, remembered, remembers
 from .views import FAR_X_VIEWS, STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
 
 PLANS = ("smoke", "standard", "full")
@@ -147,6 +148,7 @@ class Operands:
 
     ``positions`` is int64 [S, axes], or [B, S, axes] where the tables are per sample, and ``cos`` and ``sin`` are what
     the tokens read; ``tables`` is how the family's call is given it. Of a flat family B is 1 and S all tokens.
+    ``made_of`` is all that the values depend on.
     """
 
     case: Case
@@ -156,9 +158,18 @@ class Operands:
     sin: Placed
     gradient: Placed
     tables: Mapping[str, Placed]
+    made_of: tuple[object, ...] = ()
 
     def placed(self) -> dict[str, Placed]:
         return {"x": self.x, **self.tables}
+
+    def again(self, case: Case) -> Operands:
+        """The same memory, as it was made, for another case of the same inputs."""
+        tables = {name: placed.again() for name, placed in self.tables.items()}
+        cos, sin = (tables[n] if n in tables else p.again() for n, p in (("cos", self.cos), ("sin", self.sin)))
+        return replace(
+            self, case=case, x=self.x.again(), cos=cos, sin=sin, gradient=self.gradient.again(), tables=tables
+        )
 
     @property
     def family(self) -> Family:
@@ -172,6 +183,25 @@ class Operands:
     def expected(self, *, backward: bool = False) -> Expected:
         """What comes out must be this; ``backward``, the gradient."""
         return self.family.expected(self, backward=backward)
+
+    def held(self, got: Tensor, *, backward: bool = False, seed: int = 0, samples: int = 128) -> Held:
+        """What came out held against :meth:`expected`."""
+        return remembered(
+            lambda: (self.made_of, backward, seed, samples, digest(got)),
+            lambda: self.expected(backward=backward).held(got, seed=seed, samples=samples),
+        )
+
+    def strict(self, *, backward: bool = False) -> Tensor:
+        """The contract's own bytes of what comes out; not to be written into."""
+        return remembered(
+            lambda: (self.made_of, backward, "strict"), lambda: self.expected(backward=backward).strict()
+        )
+
+    def may_be_nan(self, *, backward: bool = False) -> Tensor:
+        """bool: the elements of which a NaN is admissible; not to be written into."""
+        return remembered(
+            lambda: (self.made_of, backward, "NaN"), lambda: self.expected(backward=backward).may_be_nan()
+        )
 
     def rotation(self) -> Rotation:
         """The oracle's side of the forward."""
@@ -190,6 +220,12 @@ class Operands:
 
 def build(case: Case, seed: int) -> Operands:
     """The operands of ``case``: values made on the CPU, placed on the case's device."""
+    made_of = (case.contract_name, case.family, case.device, case.dtype, case.inputs, seed)
+    made = remembered(lambda: made_of, lambda: replace(_built(case, seed), made_of=made_of))
+    return made.again(case) if remembers() else made
+
+
+def _built(case: Case, seed: int) -> Operands:
     given, own = case.inputs, case.contract
     head_dim, rotary_dim = given.head_dim or own.head_dim, given.rotary_dim or own.rotary_dim
     family, positions, batch, length = case.bound_family, positions_of(own, given), given.batch, given.length

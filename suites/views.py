@@ -7,7 +7,7 @@ bands, filled with a pattern that shows when it is written over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,12 @@ class Placed:
         """The view as it was before any call, whatever a candidate has since done to its memory."""
         stored = self.before.view(self.view.dtype)
         return stored.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
+
+    def again(self) -> Placed:
+        """The same memory for another use, put back as it was where it has changed."""
+        if not torch.equal(self.storage, self.before):
+            self.storage.copy_(self.before)
+        return replace(self, view=self.view.detach())
 
     def changed_bytes(self) -> int:
         """How many bytes of the storage, guard bands included, are not as they were."""

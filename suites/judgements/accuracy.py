@@ -147,7 +147,7 @@ def judge_forward(candidate: Candidate, case: Case, seed: int) -> Finding:
         return judge_far(candidate, case, seed)
     given = build(case, seed)
     got = forward(candidate, given.x.view, given.call)
-    return finding_of(given.expected().held(got, seed=seed))
+    return finding_of(given.held(got, seed=seed))
 
 
 def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
@@ -160,11 +160,11 @@ def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
         got = vjp(candidate, *operands)
     else:
         y, got = differentiated(candidate, *operands)
-    finding = finding_of(given.expected(backward=True).held(got, seed=seed))
+    finding = finding_of(given.held(got, backward=True, seed=seed))
     if y is None or finding.verdict != PASS:
         return finding
     # A kernel may take another path where a gradient is wanted.
-    forward_finding = finding_of(given.expected().held(y, samples=0))
+    forward_finding = finding_of(given.held(y, samples=0))
     if forward_finding.verdict == PASS:
         return finding
     return replace(forward_finding, reason=f"the forward under autograd: {forward_finding.reason}")

@@ -53,8 +53,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         got = vjp(candidate, given.x.view, given.call, given.gradient.view)
     else:
         got = forward(candidate, given.x.view, given.call)
-    whole = given.expected(backward=backward)
-    expected, held = whole.strict(), whole.held(got, samples=0)
+    expected, held = given.strict(backward=backward), given.held(got, backward=backward, samples=0)
     differs = ~same(got, expected)
     facts = {
         "elements": got.numel(),
