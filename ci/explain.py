@@ -10,7 +10,7 @@ from ropecheck.suites.candidates import Candidate
 from ropecheck.suites.cases import Case
 from ropecheck.suites.interpreter import repair
 from ropecheck.suites.inventory import load_all
-from ropecheck.suites.judging import Selection, Unasked, judge, questions
+from ropecheck.suites.judging import Selection, Unasked, diagnosed, judge, questions
 from ropecheck.suites.verdicts import Verdict
 
 from .verify import UsageError
@@ -33,7 +33,9 @@ def explain(name: str, specifications: Sequence[str], seed: int) -> Verdict:
         raise UsageError(f"no plan has the case {case!r} for {wanted or 'any of the candidates'}")
     if len(matches) > 1:
         raise UsageError(f"{len(matches)} candidates are asked this case; write {case}@{matches[0][0].name}")
-    return judge(*matches[0], seed)
+    candidate, question = matches[0]
+    verdict = judge(candidate, question, seed)
+    return diagnosed(candidate, question, verdict) if isinstance(question, Case) else verdict
 
 
 def asked(candidate: Candidate) -> list[Case | Unasked]:

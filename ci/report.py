@@ -149,6 +149,8 @@ def described(verdict: Verdict, specification: str) -> str:
         lines += [f"  {line}" for line in element(verdict.worst)]
     if fingerprint := verdict.facts.get("fingerprint"):
         lines.append(f"  every element is reproduced by: {escape(', '.join(fingerprint))}")
+    if diagnosis := verdict.facts.get("diagnosis"):
+        lines.append(f"  [bold]{escape(diagnosis)}[/]")
     lines.append(f"  oracle level {verdict.level}, seed {verdict.seed}")
     lines.append(f"  [cyan]{escape(again(verdict, specification))}[/]")
     return "\n".join(lines)

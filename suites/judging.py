@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 
@@ -115,6 +116,20 @@ def judge(candidate: Candidate, question: Case | Unasked, seed: int) -> Verdict:
         candidate, question.judgement, question.device, question.dtype, question.id, finding, seed
     )
     return verdict.timed(time.perf_counter() - started)
+
+
+_diagnoses: Any = None
+
+
+def diagnosed(candidate: Candidate, case: Case, verdict: Verdict) -> Verdict:
+    """A failing verdict with what the fault dictionary says of it, if anything."""
+    global _diagnoses
+    # Late: the dictionary's own faults are judged by this module, and a run without a failure has no use for it.
+    from .faults.diagnosis import Diagnoses
+
+    _diagnoses = _diagnoses or Diagnoses()
+    result: Verdict = _diagnoses.explained(candidate, case, verdict)
+    return result
 
 
 def _found(ask: Callable[[], Finding]) -> Finding:

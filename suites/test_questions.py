@@ -7,7 +7,7 @@ import pytest
 # Absolute: pytest imports this file by its place on disk, which need not be inside a package called ropecheck.
 from ropecheck.suites.candidates import Candidate
 from ropecheck.suites.cases import Case
-from ropecheck.suites.judging import Unasked, judge
+from ropecheck.suites.judging import Unasked, diagnosed, judge
 from ropecheck.suites.plugin import context_is_broken, leave_and_die, record, too_many_deaths
 from ropecheck.suites.verdicts import BLOCKED, FAIL, PASS, Verdict
 
@@ -22,6 +22,8 @@ def test_question(candidate: Candidate, question: Case | Unasked, request: pytes
         )  # fmt: skip
     else:
         verdict = judge(candidate, question, seed)
+        if verdict.verdict == FAIL and isinstance(question, Case):
+            verdict = diagnosed(candidate, question, verdict)
     suspect = verdict.verdict == FAIL or "judge failed" in verdict.facts
     if suspect and question.device == "cuda" and context_is_broken():
         # No later case can run in this process. Its death is the answer to this one, and the reason is left behind.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -14,13 +14,18 @@ from ropecheck.oracle.floats import bits, format_of
 from ropecheck.oracle.pairing import ADJACENT, HALF_SPLIT
 from ropecheck.oracle.recipes import Recipe, Step
 
-from .fault import Misreading, Observed
+from .fault import SHORT, Misreading
 from .part import Finish, Part, evaluated
 from .reading import Reading
+from .tables import factors
 
 
 def other_pairing(reading: Reading) -> Reading:
-    return reading.each(lambda part: replace(part, pairing=HALF_SPLIT if part.pairing == ADJACENT else ADJACENT))
+    def change(part: Part) -> Part:
+        other = HALF_SPLIT if part.pairing == ADJACENT else ADJACENT
+        return part if part.norm is not None else replace(part, pairing=other)
+
+    return reading.each(change)
 
 
 def joined_otherwise(reading: Reading) -> Reading:
@@ -47,6 +52,8 @@ def members_exchanged(reading: Reading) -> Reading:
 
 def _with_steps(reading: Reading, name: str, change: Callable[[Step], Step]) -> Reading:
     def other(part: Part) -> Part:
+        if part.norm is not None:
+            return part
         steps = tuple(change(step) for step in part.recipe.steps)
         return replace(part, recipe=Recipe(f"{part.recipe.name}, {name}", steps))
 
@@ -63,6 +70,14 @@ def one_product_in(reading: Reading, product: str) -> Reading:
 
 def all_in(reading: Reading, dtype: Literal["float32", "activation"]) -> Reading:
     return _with_steps(reading, dtype, lambda s: replace(s, dtype=dtype, contractible=s.op == "mul"))
+
+
+def narrow(reading: Reading) -> Reading:
+    def tables(part: Part) -> Part:
+        cos, sin = (t.to(part.x.dtype).to(t.dtype) for t in (part.tables.cos, part.tables.sin))
+        return part.reading(cos=cos, sin=sin)
+
+    return all_in(reading.each(tables), "activation")
 
 
 def without_minus(reading: Reading) -> Reading:
@@ -92,7 +107,13 @@ def twice(reading: Reading) -> Reading:
 
 
 def finished(reading: Reading, finish: Finish) -> Reading:
-    return reading.each(lambda part: replace(part, finish=(*part.finish, finish)))
+    """Of a bare rotation in fp32. What a norm hands on, or a narrower recipe, has been rounded before."""
+
+    def change(part: Part) -> Part:
+        narrow = any(step.dtype == "activation" for step in part.recipe.steps)
+        return part if part.norm is not None or narrow else replace(part, finish=(*part.finish, finish))
+
+    return reading.each(change)
 
 
 def _truncating(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -168,12 +189,6 @@ def contracted(reading: Reading, form: str) -> Reading:
     return reading.each(change)
 
 
-def _ratios(reading: Reading, got: Observed) -> Iterator[tuple[object, ...]]:
-    from .tables import _factors
-
-    return _factors(reading, got)
-
-
 ARITHMETIC = (
     Misreading("other-pairing", "channels are paired in the other way (half-split for adjacent, or back)",
                other_pairing, rows=("O012", "O013", "O017", "O115")),
@@ -184,7 +199,7 @@ ARITHMETIC = (
                products_in, ("activation",), rows=("C003",)),
     Misreading("one-product-rounded", "the product {0} alone is rounded to the activation dtype", one_product_in,
                ("x0s",), lambda r, g: ((p,) for p in ("x0c", "x1s", "x1c", "x0s")), dtype="float16"),
-    Misreading("rounding-added", "every operation is rounded to the activation dtype", all_in, ("activation",),
+    Misreading("rounding-added", "the tables and every operation are rounded to the activation dtype", narrow,
                rows=("O061",)),
     Misreading("rounding-skipped", "the results of operations are kept in fp32, and rounded once", all_in,
                ("float32",), contract="hf-llama", rows=("O058",)),
@@ -195,8 +210,11 @@ ARITHMETIC = (
     Misreading("applied-twice", "the rotation is applied to its own result", twice, rows=("O089", "O094")),
     Misreading("truncated", "results are truncated where they should be rounded", truncated),
     Misreading("ties-away", "ties are rounded away from zero", ties_away),
-    Misreading("results-scaled", "results are multiplied by {0:g}", multiplied, (1.004,), _ratios),
-    Misreading("through-another-dtype", "results pass through {0} on their way", through, (torch.float16,),
+    Misreading("results-scaled", "results are multiplied by {0:.9g}", multiplied, (1.004,), factors,
+               dtype="float32"),
+    Misreading("through-another-dtype",
+               lambda own, dtype: f"results pass through {SHORT[dtype]} on their way", through,
+               (torch.float16,),
                lambda r, g: ((torch.bfloat16,), (torch.float16,)), rows=("O056",), dtype="float32"),
     Misreading("subnormals-flushed", "subnormal results are zero", flushed, dtype="float16"),
     Misreading("overflow-on-the-way", "results are multiplied by 2^{0} and divided by it in fp32", overflowing, (16,),

@@ -9,12 +9,23 @@ from .arithmetic import ARITHMETIC
 from .coverage import COVERAGE
 from .fault import Fault, Misreading
 from .gradients import GRADIENTS
-from .norms import NORMS
+from .norms import FUSED, NORMS
 from .positions import POSITIONS
 from .tables import TABLES
 
 MISREADINGS: tuple[Misreading, ...] = (*COVERAGE, *POSITIONS, *TABLES, *ARITHMETIC, *GRADIENTS, *NORMS)
 """The semantic faults, in the order in which a diagnosis tries them."""
 
-FAULTS: Mapping[str, Fault] = MappingProxyType({fault.name: fault for fault in (*(m.fault() for m in MISREADINGS),)})
+_STAGES = (POSITIONS, TABLES, (*ARITHMETIC, *NORMS), (*COVERAGE, *GRADIENTS))
+_STAGE_OF = {fault.name: number for number, faults in enumerate(_STAGES) for fault in faults}
+
+
+def stage(fault: Misreading) -> int:
+    """When a fault strikes, where several do: where tokens stand, what is read, how it is combined, what is stored."""
+    return _STAGE_OF[fault.name]
+
+
+FAULTS: Mapping[str, Fault] = MappingProxyType(
+    {fault.name: fault for fault in (*(of.fault() for of in (*MISREADINGS, *FUSED)),)}
+)
 """All faults by name."""

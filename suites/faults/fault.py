@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ropecheck.oracle.contracts import contract
@@ -13,6 +14,9 @@ from ropecheck.oracle.contracts import contract
 from ..candidates import Candidate
 from .mutants import mutant
 from .reading import Reading
+
+SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+"""Dtypes as sentences have them."""
 
 Change = Callable[..., Reading]
 """``change(reading, *parameters)``: the call as it is misread. Where that makes no sense, the reading as it was."""
@@ -47,17 +51,18 @@ class Fault:
 
 @dataclass(frozen=True)
 class Misreading:
-    """A semantic fault: ``change`` with the parameters ``given`` in the dictionary, and those ``searched`` for.
+    """A semantic fault: ``change`` with the parameters ``given`` in the dictionary, and others that a
+    ``search`` finds.
 
-    ``says`` is formatted with the parameters, as ``says(own, *parameters)`` where it is a function. ``direction`` says
-    which of forward and backward are misread.
+    Without a ``search`` these alone are tried as an explanation. ``says`` is formatted with the parameters, or called
+    as ``says(own, *parameters)``. ``direction`` says which of forward and backward are misread.
     """
 
     name: str
     says: str | Callable[..., str]
     change: Change
     given: tuple[object, ...] = ()
-    searched: Search = lambda reading, got: ((),)
+    search: Search | None = None
     family: str = "rotate"
     contract: str = "qwen-image"
     dtype: str = "bfloat16"
@@ -68,6 +73,10 @@ class Misreading:
     def sentence(self, own: str, *parameters: object) -> str:
         """What a diagnosis says of this fault with ``parameters``, for the contract called ``own``."""
         return self.says.format(*parameters) if isinstance(self.says, str) else self.says(contract(own), *parameters)
+
+    def searched(self, reading: Reading, got: Observed) -> Iterable[tuple[object, ...]]:
+        """The parameters with which this fault is tried as an explanation of ``got``."""
+        return (self.given,) if self.search is None else self.search(reading, got)
 
     def misread(self, reading: Reading, *parameters: object) -> Reading:
         """``reading`` as it is misread, if its direction is one that is."""

@@ -13,10 +13,10 @@ from ropecheck.oracle.recipes import (
 
 from .arithmetic import truncated
 from .coverage import tail_zeroed, unturned
-from .fault import Misreading
+from .fault import SHORT, Misreading
 from .positions import first_sample
 from .reading import Reading
-from .tables import rounded, scaled
+from .tables import factors, rounded, scaled
 
 
 def without_conjugate(reading: Reading) -> Reading:
@@ -60,10 +60,12 @@ GRADIENTS = (
     Misreading("gradient-by-the-first-sample", "the gradient of every sample is rotated by the first one's table",
                first_sample, rows=("O085",), **_BACK),
     Misreading("gradient-doubled", "the gradient is counted twice", doubled, **_BACK),
-    Misreading("gradient-by-a-scaled-table", "the gradient is rotated by tables times {0:g}", scaled, (1.2772589,),
-               lambda r, g: (), rows=("O086",), **_BACK),
-    Misreading("gradient-by-a-rounded-table", "the gradient is rotated by tables in {0}", rounded, (torch.bfloat16,),
-               lambda r, g: (), **_BACK),
+    Misreading("gradient-by-a-scaled-table", "the gradient is rotated by tables times {0:.9g}", scaled, (1.2772589,),
+               factors, rows=("O086",), **_BACK),
+    Misreading("gradient-by-a-rounded-table",
+               lambda own, dtype: f"the gradient is rotated by tables in {SHORT[dtype]}", rounded,
+               (torch.bfloat16,),
+               **_BACK),
     Misreading("gradient-truncated", "the gradient is truncated where it should be rounded", truncated, **_BACK),
     Misreading("gradient-of-k-zero", "the gradient of k is zero", of_k_zeroed, family="rotate_pair", **_BACK),
 )  # fmt: skip

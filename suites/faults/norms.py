@@ -10,8 +10,9 @@ from torch import Tensor
 
 from .fault import Misreading
 from .part import NormOf, Part, evaluated
-from .positions import all_moved, axis_moved, one_axis, reordered
+from .positions import POSITIONS
 from .reading import Reading
+from .tables import TABLES
 
 
 def _norm(reading: Reading, change: Callable[[NormOf], NormOf]) -> Reading:
@@ -79,10 +80,10 @@ def gates_through_a_sum(reading: Reading) -> Reading:
 
 def gates_exchanged(reading: Reading) -> Reading:
     """What should be the query is taken for the gate, and the gate for the query."""
-    q, _, *gate = reading.parts
-    if not gate or q.norm is None or q.is_gradient:
+    q, gate = reading.parts[0], reading.parts[-1]
+    if gate.name != "gate" or q.norm is None or q.is_gradient:
         return reading
-    other = gate[0].x
+    other = gate.x
     swapped = reading.one("q", lambda p: replace(p, x=other, norm=replace(q.norm, x=other) if q.norm else None))
     return swapped.one("gate", lambda part: part.keeping(_all(part), q.x))
 
@@ -121,7 +122,7 @@ NORMS = (
     Misreading("weights-left-out", "the weights of the norm are left out", weights_left_out, **_FORWARD),
     Misreading("norm-not-rounded", "the norm's result is not rounded before it is rotated", rounding_skipped,
                rows=("O061",), **_FORWARD),
-    Misreading("another-eps", "eps is {0:g}", another_eps, (1e-5,),
+    Misreading("another-eps", "eps is {0:.9g}", another_eps, (1e-5,),
                lambda r, g: ((eps,) for eps in (1e-8, 1e-6, 1e-5, 1e-4, 1e-3)), **_FORWARD),
     Misreading("weights-of-queries-for-keys", "keys are normalised by the weights of queries", weights_of_queries,
                **_FORWARD),
@@ -137,12 +138,22 @@ NORMS = (
     Misreading("gate-gradient-dropped", "the gradient of the gates is zero", gate_gradient_dropped, **_BACKWARD),
     Misreading("norm-taken-for-a-constant", "in the backward the norm's root is taken for a constant",
                mean_term_dropped, **_BACKWARD),
-    Misreading("fused-time-row-only", "every lane of the fused call uses the time row (height and width ignored)",
-               lambda r: one_axis(r, 0), rows=("O001",), **_FORWARD),
-    Misreading("fused-axes-swapped", "in the fused call height and width have changed places",
-               lambda r: reordered(r, (0, 2, 1)), **_FORWARD),
-    Misreading("fused-width-moved", "in the fused call the width coordinate is +1 off",
-               lambda r: axis_moved(r, 2, 1), **_FORWARD),
-    Misreading("fused-position-moved", "in the fused call every token stands +1 from its position",
-               lambda r: all_moved(r, 1), **_FORWARD),
 )  # fmt: skip
+
+_AS_IN_OTHERS = (
+    ("fused-time-row-only", "one-axis-for-all", "every lane of the fused call uses the time row"),
+    ("fused-axes-swapped", "axes-swapped", "in the fused call height and width have changed places"),
+    ("fused-width-moved", "axis-moved", "in the fused call the width coordinate is +1 off"),
+    ("fused-position-moved", "position-moved", "in the fused call every token stands +1 from its position"),
+    ("fused-map", "another-map", "in the fused call lanes are given to axes by the contiguous map"),
+    ("fused-table-rounded", "table-rounded", "in the fused call the tables are rounded to bf16"),
+    ("fused-sine-negated", "sine-negated", "in the fused call the sine has the other sign"),
+)
+
+FUSED = tuple(
+    replace(of, name=name, says=says, rows=("O001",) if of.name == "one-axis-for-all" else (), **_FORWARD)
+    for name, known, says in _AS_IN_OTHERS
+    for of in (*POSITIONS, *TABLES)
+    if of.name == known
+)
+"""The same mechanisms in the fused call, whose diagnosis is that of any other."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from ropecheck.oracle.axis_maps import STYLES
 from ropecheck.oracle.contract import Contract
 
-from .fault import Misreading, Observed
+from .fault import SHORT, Misreading, Observed
 from .part import Part
 from .reading import Reading
 
@@ -52,7 +52,7 @@ def _lengths(reading: Reading, got: Observed) -> Iterator[tuple[object, ...]]:
 
 
 def one_axis(reading: Reading, axis: int) -> Reading:
-    return _moved(reading, lambda p: p[..., axis : axis + 1].expand(p.shape).contiguous())
+    return _moved(reading, lambda p: p[..., axis : axis + 1].expand(p.shape) if axis < p.shape[-1] else p)
 
 
 def reordered(reading: Reading, order: tuple[int, ...]) -> Reading:
@@ -70,14 +70,12 @@ def _cycles(reading: Reading, got: Observed) -> Iterator[tuple[object, ...]]:
 
 
 def zero_axis(reading: Reading, axis: int) -> Reading:
-    return _moved(reading, lambda p: p.clone().index_fill_(-1, torch.tensor([axis]), 0) if axis < p.shape[-1] else p)
+    return _moved(reading, lambda p: p * (torch.arange(p.shape[-1]) != axis))
 
 
 def axis_moved(reading: Reading, axis: int, by: int) -> Reading:
     def where(p: Tensor) -> Tensor:
-        p = p.clone()
-        p[..., axis] += by
-        return p
+        return p + by * (torch.arange(p.shape[-1]) == axis)
 
     return _moved(reading, where)
 
@@ -126,6 +124,8 @@ def columns_first(reading: Reading) -> Reading:
     """The tokens of a grid are taken to lie column by column."""
 
     def where(p: Tensor) -> Tensor:
+        if p.shape[-1] < 2 or not p.numel():
+            return p
         flat = p.reshape(-1, *p.shape[-2:])
         done = []
         for one in flat:
@@ -171,7 +171,7 @@ def halves_of_words(reading: Reading) -> Reading:
     """Small 64-bit numbers read as twice as many of 32 bits: every other one is the high half of its neighbour."""
 
     def where(p: Tensor) -> Tensor:
-        words = p.transpose(-1, -2).contiguous().view(torch.int32)[..., : p.shape[-2]]
+        words = p.transpose(-1, -2).clone(memory_format=torch.contiguous_format).view(torch.int32)[..., : p.shape[-2]]
         return words.transpose(-1, -2).long()
 
     return _moved(reading, where)
@@ -225,8 +225,8 @@ def _by_head(reading: Reading, row: Callable[[Tensor, Tensor], Tensor]) -> Readi
         length, heads = part.x.shape[1:3]
         rows = row(torch.arange(length), torch.arange(heads))
         cos, sin = (t[..., rows, :] for t in (part.tables.cos, part.tables.sin))
-        return part.reading(cos=cos.reshape(-1, length, heads, part.tables.lanes),
-                            sin=sin.reshape(-1, length, heads, part.tables.lanes))  # fmt: skip
+        cos, sin = (t if t.dim() == 4 else t[None] for t in (cos, sin))
+        return part.reading(cos=cos, sin=sin)
 
     return reading.each(change)
 
@@ -274,14 +274,16 @@ POSITIONS = (
     Misreading("grid-transposed", "tokens of a grid are taken to lie column by column", columns_first, rows=("O008",)),
     Misreading("text-moved", "text behind an image stands {0:+d} from its position", text_moved, (2,), _steps,
                **_MROPE),
-    Misreading("positions-rounded", "positions are rounded to {0}", in_dtype, (torch.bfloat16,),
+    Misreading("positions-rounded",
+               lambda own, dtype: f"positions are rounded to {SHORT[dtype]}", in_dtype,
+               (torch.bfloat16,),
                lambda r, g: ((torch.bfloat16,), (torch.float16,)), rows=("O055", "O056"), **_TEXT),
     Misreading("positions-in-16-bits", "positions are cut to 16 bits", sixteen_bits, **_TEXT),
     Misreading("positions-clamped", "positions end at row {0} of the table", clamped, (4096,),
                lambda r, g: ((n,) for n in (512, 1024, 2048, 4096, 8192, 32768, 65536)),
                rows=("O050", "O052"), **_TEXT),
     Misreading("negative-from-the-other-end", "negative coordinates count from the other end of a table of {0} rows",
-               negative_from_the_other_end, (4096,), rows=("O009",), searched=lambda r, g: ((4096,),)),
+               negative_from_the_other_end, (4096,), rows=("O009",)),
     Misreading("ids-in-32-bit-words", "64-bit positions are read as twice as many of 32 bits", halves_of_words,
                rows=("O048", "O049"), **_TEXT),
     Misreading("another-map", "lanes are given to axes by the {0} map", mapped, ("contiguous",),

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ropecheck.oracle.contract import Contract
+from ropecheck.oracle.floats import from_key, key
 
-from .fault import Misreading, Observed
-from .part import Part
+from .fault import SHORT, Misreading, Observed
+from .part import Part, evaluated
 from .reading import Reading
 
 Angles = Callable[[Contract, Tensor, int, int], Tensor]
@@ -69,18 +70,27 @@ def scaled(reading: Reading, by: float) -> Reading:
     return _changed(reading, *(lambda t: (t.float() * by).to(t.dtype),) * 2)
 
 
-def _factors(reading: Reading, got: Observed) -> Iterator[tuple[object, ...]]:
-    """What the ratio of observed and right results is, where it is one number."""
-    ratios = []
-    for part, right, came in zip(reading.parts, reading.outputs(), got, strict=True):
-        if part.turned:
-            y, z = (t[..., : part.width].double().flatten() for t in (right, came))
-            large = y.abs() > y.abs().mean() if y.numel() else y.bool()
-            ratios.append((z[large] / y[large]).float())
-    if ratios and (all_of_them := torch.cat(ratios)).numel():
-        middle = float(all_of_them.median())
-        if middle == middle and abs(middle) not in (0.0, float("inf")):
-            yield from ((float(f"{middle:.{digits}g}"),) for digits in (3, 4, 5, 7))
+def factors(reading: Reading, got: Observed) -> Iterator[tuple[object, ...]]:
+    """The one number with which right results round to the observed ones, with as few decimals as that leaves it."""
+    least, greatest, product, square = 0.0, torch.inf, 0.0, 0.0
+    for part, came in zip(reading.parts, got, strict=True):
+        if not part.turned or not part.x.numel():
+            continue
+        # In fp32 the middles are no nearer than the error of y: there the fit by squares is better.
+        y = evaluated(part if part.norm is not None else replace(part, x=part.x.float(), kept=()))
+        y, z = (t[..., : part.width].contiguous() for t in (y, came))
+        plain = y.isfinite() & z.isfinite() & (z != 0) & (y.abs() > y.nan_to_num(0.0, 0.0, 0.0).abs().max() / 256)
+        y, z = y[plain].double(), z[plain]
+        # A result is any number between the middles of its neighbourhood.
+        ends = [(z.double() + from_key(key(z) + step, z.dtype).double()) / 2 / y for step in (-1, 1)]
+        if y.numel():
+            low, high = torch.minimum(*ends), torch.maximum(*ends)
+            least, greatest = max(least, float(low.max())), min(greatest, float(high.min()))
+            product, square = product + float((y * z).sum()), square + float((y * y).sum())
+    if square and product:
+        narrow = got[0].dtype != torch.float32 and least < greatest
+        fitted = (least + greatest) / 2 if narrow else product / square
+        yield from ((value,) for value in dict.fromkeys(float(f"{fitted:.{digits}g}") for digits in range(2, 10)))
 
 
 def lane_moved(reading: Reading, by: int) -> Reading:
@@ -140,14 +150,14 @@ def _by_lane(reading: Reading, column: Callable[[Tensor, int], Tensor]) -> Readi
     return reading.each(change)
 
 
-def turned_once_more(reading: Reading, first: int) -> Reading:
-    """Lanes from ``first`` on stand one position further, as where a range of them is off by one."""
+def turned_further(reading: Reading, first: int, by: int) -> Reading:
+    """Lanes from ``first`` on stand elsewhere, as where a range of them is off by one."""
 
     def change(part: Part) -> Part:
         tables = part.tables
         if tables.positions is None:
             return part
-        further = tables.at(tables.positions + 1)
+        further = tables.at(tables.positions + by)
         slow = torch.arange(tables.lanes) >= first
         return part.reading(
             cos=torch.where(slow, further.cos, tables.cos), sin=torch.where(slow, further.sin, tables.sin)
@@ -159,7 +169,7 @@ def turned_once_more(reading: Reading, first: int) -> Reading:
 def _from_lane(reading: Reading, got: Observed) -> Iterator[tuple[object, ...]]:
     wrong = wrong_lanes(reading, got)
     if len(wrong):
-        yield (int(wrong[0]),)
+        yield from ((int(wrong[0]), by) for by in (1, -1, 2, -2))
 
 
 def by_angles(reading: Reading, angles: Angles) -> Reading:
@@ -218,20 +228,23 @@ def reduced_roughly(reading: Reading) -> Reading:
 _EXACT = {"dtype": "float32"}
 
 TABLES = (
-    Misreading("table-rounded", "the tables are rounded to {0}", rounded, (torch.bfloat16,),
+    Misreading("table-rounded",
+               lambda own, dtype: f"the tables are rounded to {SHORT[dtype]}", rounded,
+               (torch.bfloat16,),
                lambda r, g: ((torch.bfloat16,), (torch.float16,)), rows=("O058", "O059")),
     Misreading("table-an-ulp-off", "the {0} is {1:+d} fp32 ulp off", ulps_off, ("cosine", 1), _ulps, **_EXACT),
     Misreading("sine-negated", "the sine has the other sign", negated, rows=("O112",)),
     Misreading("tables-exchanged", "the cosine is taken for the sine, and the sine for the cosine", exchanged),
     Misreading("one-table-for-both", "the sine is taken for the cosine, too", sine_for_both),
     Misreading("sine-dropped", "the sine is zero", without_sine),
-    Misreading("tables-scaled", "the tables are multiplied by {0:g}", scaled, (1.4158883,), _factors,
+    Misreading("tables-scaled", "the tables are multiplied by {0:.9g}", scaled, (1.4158883,), factors,
                rows=("O062", "O063", "O064", "O086"), **_EXACT),
     Misreading("lane-moved", "every lane reads the column of the lane {0:+d} from it", lane_moved, (1,),
                lambda r, g: ((by,) for by in (1, -1, 2, -2, 3, -3)), contract="neox"),
     Misreading("lanes-off-by-one", "lanes {0} to {1} read the column of the lane {2:+d} from them", range_off,
                (56, 62, 1), _ranges, **_EXACT),
-    Misreading("slow-lanes-off", "lanes from {0} on stand one position further", turned_once_more, (48,), _from_lane),
+    Misreading("slow-lanes-off", "lanes from {0} on stand {1:+d} from their position", turned_further, (48, 1),
+               _from_lane),
     Misreading("first-half-of-the-table", "the second half of the lanes reads the columns of the first",
                first_half_twice, rows=("O021",)),
     Misreading("columns-in-twos", "each column of the tables is read by two neighbouring lanes", columns_in_twos,
@@ -240,16 +253,19 @@ TABLES = (
                contract="neox"),
     Misreading("lanes-reversed", "the lanes read the columns from the last to the first", reversed_lanes,
                contract="neox"),
-    Misreading("frequencies-rounded", "the inverse frequencies are rounded to {0}", rates_rounded, (torch.bfloat16,),
-               lambda r, g: ((torch.bfloat16,), (torch.float16,)), rows=("O054", "O060")),
-    Misreading("angles-rounded", "the angles are rounded to {0}", angles_rounded, (torch.float16,),
+    Misreading("angles-rounded", lambda own, dtype: f"the angles are rounded to {SHORT[dtype]}", angles_rounded,
+               (torch.float16,),
                lambda r, g: ((torch.bfloat16,), (torch.float16,)), rows=("O053",)),
+    Misreading("frequencies-rounded",
+               lambda own, dtype: f"the inverse frequencies are rounded to {SHORT[dtype]}", rates_rounded,
+               (torch.bfloat16,),
+               lambda r, g: ((torch.bfloat16,), (torch.float16,)), rows=("O054", "O060")),
     Misreading("exponent-over-the-head", "the exponent of the frequencies is divided by {0} channels", exponent_over,
                (128,), lambda r, g: ((n,) for n in (16, 32, 40, 48, 56, 64, 80, 96, 112, 128, 192, 256)),
                rows=("O014",)),
-    Misreading("another-base", "the base of the frequencies is {0:g}", another_base, (1e6,),
+    Misreading("another-base", "the base of the frequencies is {0:.9g}", another_base, (1e6,),
                lambda r, g: ((base,) for base in _BASES), rows=("O066", "O067", "O071")),
-    Misreading("positions-interpolated", "every angle is divided by {0:g}", interpolated, (4.0,),
+    Misreading("positions-interpolated", "every angle is divided by {0:.9g}", interpolated, (4.0,),
                lambda r, g: ((f,) for f in (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)), rows=("O068", "O069")),
     Misreading("angles-reduced-roughly", "angles are reduced by an fp32 number for 2 pi", reduced_roughly,
                rows=("O057",), **_EXACT),
