@@ -7,8 +7,14 @@ from types import MappingProxyType
 
 from .arithmetic import ARITHMETIC
 from .coverage import COVERAGE
+from .equivalents import EQUIVALENTS
 from .fault import Fault, Misreading
 from .gradients import GRADIENTS
+from .mechanical.addressing import ADDRESSING
+from .mechanical.launching import LAUNCHING
+from .mechanical.on_a_gpu import ON_A_GPU
+from .mechanical.registration import REGISTRATION
+from .mechanical.writing import WRITING
 from .norms import FUSED, NORMS
 from .positions import POSITIONS
 from .tables import TABLES
@@ -25,7 +31,9 @@ def stage(fault: Misreading) -> int:
     return _STAGE_OF[fault.name]
 
 
+_MECHANICAL = (*ADDRESSING, *WRITING, *LAUNCHING, *REGISTRATION, *ON_A_GPU)
+
 FAULTS: Mapping[str, Fault] = MappingProxyType(
-    {fault.name: fault for fault in (*(of.fault() for of in (*MISREADINGS, *FUSED)),)}
+    {f.name: f for f in (*(of.fault() for of in (*MISREADINGS, *FUSED, *_MECHANICAL)), *EQUIVALENTS)}
 )
 """All faults by name."""
