@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ropecheck.suites.cases import PLANS
+from ropecheck.suites.faults.reports import as_markdown
 from ropecheck.suites.faults.sensitivity import Record, Sensitivity, SensitivityError, measure
 from ropecheck.suites.verdicts import canonical
 
@@ -23,6 +24,7 @@ def add_options(parser: argparse.ArgumentParser, natural: Callable[[str], int], 
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="only this fault; repeatable")
     parser.add_argument("--plan", choices=PLANS, default="standard", help="how many cases (default standard)")
     parser.add_argument("--seed", type=natural, default=0, help="seed of every payload (default 0)")
+    parser.add_argument("--reports", action="store_true", help="print which public report each fault stands for")
     parser.add_argument("-n", dest="workers", type=positive, default=2, metavar="N", help="processes (default 2)")
 
 
@@ -40,6 +42,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         return 4
     if options.json:
         print(canonical(as_json(found)))
+    elif options.reports:
+        print(as_markdown(found), end="")
     else:
         shown(console, found)
     return 0 if found.coverage == 1.0 else 1

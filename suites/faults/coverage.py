@@ -183,7 +183,7 @@ COVERAGE = (
     Misreading("tail-zeroed", "the channels behind the rotated ones are zero", tail_zeroed),
     Misreading("tail-of-the-next-token", "the channels behind the rotated ones are the next token's",
                tail_of_the_next_token, rows=("O030",)),
-    Misreading("tail-rotated", "all channels of a head are rotated", tail_turned, rows=("O015",), **_PLAIN),
+    Misreading("tail-rotated", "all channels of a head are rotated", tail_turned, rows=("O015", "O019"), **_PLAIN),
     Misreading("pairs-half-a-head-apart", "pairs lie half a head apart, not half of the rotated channels",
                turned_by_the_width, rows=("O014", "O040"), **_PLAIN),
     Misreading("first-heads-only", "heads from {0} on come out as they went in", heads_unturned, (1,),
