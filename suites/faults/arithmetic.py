@@ -179,7 +179,7 @@ def contracted(reading: Reading, form: str) -> Reading:
         lanes, x, tables = part.tables.lanes, part.x, part.tables
         halves = [half.double().contiguous() for half in part.pairing.split(x[..., : part.width])]
         c, s = (t.double().unsqueeze(-2).expand(halves[0].shape).contiguous() for t in (tables.cos, tables.sin))
-        sets = admissible(part.recipe, *halves, c, s, x.dtype)
+        sets = admissible(part.recipe, halves[0], halves[1], c, s, x.dtype)
         made = [of.forms.get(name) for of, name in zip(sets, form.split(" and "), strict=True)]
         if any(y is None for y in made):
             return part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from .part import Part, evaluated
 from .reading import Reading
 from .tables import wrong_lanes
 
-_PAIR = {"family": "rotate_pair"}
-_PLAIN = {"family": "rotate_qk", "contract": "neox"}
+_PAIR: dict[str, Any] = {"family": "rotate_pair"}
+_PLAIN: dict[str, Any] = {"family": "rotate_qk", "contract": "neox"}
 
 
 def _everywhere(part: Part) -> Tensor:

@@ -11,6 +11,7 @@ from .equivalents import EQUIVALENTS
 from .fault import Fault, Misreading
 from .gradients import GRADIENTS
 from .mechanical.addressing import ADDRESSING
+from .mechanical.kernel import Broken
 from .mechanical.launching import LAUNCHING
 from .mechanical.on_a_gpu import ON_A_GPU
 from .mechanical.registration import REGISTRATION
@@ -31,9 +32,16 @@ def stage(fault: Misreading) -> int:
     return _STAGE_OF[fault.name]
 
 
-_MECHANICAL = (*ADDRESSING, *WRITING, *LAUNCHING, *REGISTRATION, *ON_A_GPU)
+_MECHANICAL: tuple[Broken, ...] = (*ADDRESSING, *WRITING, *LAUNCHING, *REGISTRATION, *ON_A_GPU)
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
-    {f.name: f for f in (*(of.fault() for of in (*MISREADINGS, *FUSED, *_MECHANICAL)), *EQUIVALENTS)}
+    {
+        fault.name: fault
+        for fault in (
+            *(of.fault() for of in (*MISREADINGS, *FUSED)),
+            *(of.fault() for of in _MECHANICAL),
+            *EQUIVALENTS,
+        )
+    }
 )
 """All faults by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ def of_k_zeroed(reading: Reading) -> Reading:
     )
 
 
-_BACK = {"direction": "backward"}
+_BACK: dict[str, Any] = {"direction": "backward"}
 
 GRADIENTS = (
     Misreading("gradient-without-conjugate", "the gradient is rotated forward, not back", without_conjugate,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,9 +113,9 @@ def _all(part: Part) -> Tensor:
     return torch.ones(part.x.shape, dtype=torch.bool)
 
 
-_FUSED = {"family": "norm_rotate_gate", "contract": "qwen3.5-norm-rope-gate"}
-_FORWARD = {**_FUSED, "direction": "forward", "claims": ("any-shape",)}
-_BACKWARD = {**_FUSED, "direction": "backward"}
+_FUSED: dict[str, Any] = {"family": "norm_rotate_gate", "contract": "qwen3.5-norm-rope-gate"}
+_FORWARD: dict[str, Any] = {**_FUSED, "direction": "forward", "claims": ("any-shape",)}
+_BACKWARD: dict[str, Any] = {**_FUSED, "direction": "backward"}
 
 NORMS = (
     Misreading("weight-offset-forgotten", "a norm's factor is its weight, without the offset", offset_forgotten,

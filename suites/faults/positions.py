@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -235,8 +236,8 @@ def _named(own: Contract, axis: int) -> str:
     return own.positions.axes[axis]
 
 
-_MROPE = {"family": "rotate_qk", "contract": "mrope-interleaved"}
-_TEXT = {"family": "rotate_qk", "contract": "neox"}
+_MROPE: dict[str, Any] = {"family": "rotate_qk", "contract": "mrope-interleaved"}
+_TEXT: dict[str, Any] = {"family": "rotate_qk", "contract": "neox"}
 
 POSITIONS = (
     Misreading(

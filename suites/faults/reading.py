@@ -118,10 +118,8 @@ def of_operands(operands: Operands, *, backward: bool = False) -> Reading:
         )  # fmt: skip
     x = tuple(family.lifted(part) for part in family.split(whole))
     if family.name == "rotate_qk":
-        tables = operands.tables
-        return of_cache(
-            own, x, tables["cos_sin_cache"].as_given(), tables["positions"].as_given(), backward=backward
-        )
+        cache, where = (operands.tables[name].as_given() for name in ("cos_sin_cache", "positions"))
+        return of_cache(own, x, cache, where, backward=backward)
     cos, sin = operands.cos.as_given(), operands.sin.as_given()
     sin = -sin if case.inputs.conjugate else sin
     return of_rotation(own, x, cos, sin, backward=backward, positions=operands.positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from .fault import SHORT, Misreading, Observed
 from .part import Part, evaluated
 from .reading import Reading
 
-Angles = Callable[[Contract, Tensor, int, int], Tensor]
-"""fp32 or fp64 [.., n / 2] of positions [..] on an axis of n channels; the last number is that axis."""
+Angles = Callable[[Contract, Tensor, int], Tensor]
+"""fp32 [.., n / 2] of positions [..] on an axis of n channels."""
 
 _BASES = (1e2, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 15e4, 2e5, 25e4, 5e5, 1e6, 2e6, 5e6, 1e7, 5e7, 1e8)
 
@@ -225,7 +226,7 @@ def reduced_roughly(reading: Reading) -> Reading:
     return by_angles(reading, angles)
 
 
-_EXACT = {"dtype": "float32"}
+_EXACT: dict[str, Any] = {"dtype": "float32"}
 
 TABLES = (
     Misreading("table-rounded",

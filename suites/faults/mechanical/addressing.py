@@ -23,8 +23,8 @@ from .rotations import (
 )
 
 _STRIDED = ("strided",)
-_PAIR = {"family": "rotate_pair", "vjp": both_back}
-_CACHE = {"family": "rotate_qk", "contract": "neox", "vjp": gathered_back}
+_PAIR: dict[str, Any] = {"family": "rotate_pair", "vjp": both_back}
+_CACHE: dict[str, Any] = {"family": "rotate_qk", "contract": "neox", "vjp": gathered_back}
 
 
 def _dense(t: Tensor) -> Tensor:
@@ -78,11 +78,11 @@ def offset_forgotten(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def aligned_down(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Sixteen bytes at a time, from the boundary in front of where x begins."""
     whole = 16 // x.element_size()
-    return adjacent(read_as(x, x.stride(), x.storage_offset() // whole * whole), cos, sin)
+    return adjacent(read_as(x, x.stride(), int(x.storage_offset()) // whole * whole), cos, sin)
 
 
 def table_aligned_down(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first = [t.storage_offset() // 4 * 4 for t in (cos, sin)]
+    first = [int(t.storage_offset()) // 4 * 4 for t in (cos, sin)]
     return adjacent(x, *(read_as(t, t.stride(), at) for t, at in zip((cos, sin), first, strict=True)))
 
 
@@ -105,7 +105,7 @@ def k_by_the_strides_of_q(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pai
 
 def k_behind_q(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
     """k is taken to begin where the heads of q end."""
-    return both(q, read_as(k, k.stride(), q.storage_offset() + q.shape[2] * q.stride(2)), cos, sin)
+    return both(q, read_as(k, k.stride(), int(q.storage_offset()) + q.shape[2] * q.stride(2)), cos, sin)
 
 
 def rows_of_positions_dense(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> Pair:

@@ -262,8 +262,8 @@ def _state(name: str, says: str, run: Callable[..., Any], *rows: str, **more: An
     return Broken(name, says, run, rows=rows, stateful=True, **more)
 
 
-_PAIR = {"family": "rotate_pair", "vjp": both_back}
-_CACHE = {"family": "rotate_qk", "contract": "neox"}
+_PAIR: dict[str, Any] = {"family": "rotate_pair", "vjp": both_back}
+_CACHE: dict[str, Any] = {"family": "rotate_qk", "contract": "neox"}
 
 LAUNCHING = (
     _launch("batch-ignored-in-decode", "with one token a sample, all samples read the first one's table",

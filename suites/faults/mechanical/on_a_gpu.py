@@ -105,7 +105,7 @@ def _gpu(name: str, says: str, run: Callable[..., Any], *rows: str, **more: Any)
     return Broken(name, says, run, rows=rows, device="cuda", **more)
 
 
-_GRAPH = {"claims": ("graph",)}
+_GRAPH: dict[str, Any] = {"claims": ("graph",)}
 
 ON_A_GPU = (
     _gpu("replayed-with-an-old-table", "a replayed graph rotates by the table of its capture", TableOfTheFirstCall,

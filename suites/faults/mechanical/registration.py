@@ -189,7 +189,7 @@ def _registered(name: str, says: str, run: Callable[..., Any], *rows: str, **mor
     return Broken(name, says, run, rows=rows, **more)
 
 
-_OP = {"claims": ("opcheck",)}
+_OP: dict[str, Any] = {"claims": ("opcheck",)}
 
 REGISTRATION = (
     _registered("fake-of-other-strides", "the fake implementation promises other strides", wrong_strides, "O095",

@@ -61,7 +61,7 @@ def memory(t: Tensor) -> Tensor:
 def read_as(t: Tensor, strides: tuple[int, ...], offset: int | None = None) -> Tensor:
     """``t`` as a kernel reads it that takes other ``strides``: a copy, zero where that leaves the storage."""
     whole = memory(t)
-    index = torch.full(t.shape, t.storage_offset() if offset is None else offset)
+    index = torch.full(t.shape, int(t.storage_offset() if offset is None else offset))
     for dimension, (size, stride) in enumerate(zip(t.shape, strides, strict=True)):
         index += (torch.arange(size) * stride).view(-1, *(1,) * (t.dim() - dimension - 1))
     inside = (index >= 0) & (index < len(whole))

@@ -54,14 +54,14 @@ def _beside(t: Tensor, place: int) -> None:
 
 
 def behind_x(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    last = int(x.storage_offset()) + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     _beside(x, last + 1)
     return adjacent(x, cos, sin)
 
 
 def before_x(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     y = adjacent(x, cos, sin)
-    _beside(x, x.storage_offset() - 1)
+    _beside(x, int(x.storage_offset()) - 1)
     return y
 
 
@@ -166,7 +166,7 @@ def _writing(name: str, says: str, run: Callable[..., Any], *rows: str, **more: 
     return Broken(name, says, run, rows=rows, **{"vjp": adjacent_back, **more})
 
 
-_IN_PLACE = {"more": {"in_place": True}, "vjp": in_place_back}
+_IN_PLACE: dict[str, Any] = {"more": {"in_place": True}, "vjp": in_place_back}
 
 WRITING = (
     _writing("last-token-unwritten", "the last token's output is not written", last_token_unwritten),
