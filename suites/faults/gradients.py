@@ -62,7 +62,7 @@ GRADIENTS = (
                first_sample, rows=("O085",), **_BACK),
     Misreading("gradient-doubled", "the gradient is counted twice", doubled, **_BACK),
     Misreading("gradient-by-a-scaled-table", "the gradient is rotated by tables times {0:.9g}", scaled, (1.2772589,),
-               factors, rows=("O086",), **_BACK),
+               factors, rows=("O086",), dtype="float32", **_BACK),
     Misreading("gradient-by-a-rounded-table",
                lambda own, dtype: f"the gradient is rotated by tables in {SHORT[dtype]}", rounded,
                (torch.bfloat16,),

@@ -11,7 +11,9 @@ from ropecheck.suites.faults import sensitivity
 from ropecheck.suites.faults.dictionary import FAULTS
 from ropecheck.suites.faults.fault import Fault
 from ropecheck.suites.faults.mutants import mutant
+from ropecheck.suites.faults.norms import FUSED
 from ropecheck.suites.faults.sensitivity import Record, Sensitivity, SensitivityError, Task, carry_out, measure
+from ropecheck.suites.judgements import JUDGEMENTS
 from ropecheck.suites.judging import Selection, judge, questions
 
 OF_EACH_FAMILY = (
@@ -107,3 +109,24 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_names_and_sentences_are_distinct() -> None:
     """Nobody can mistake one fault for another."""
     assert len({fault.says for fault in FAULTS.values()}) == len(FAULTS)
+
+
+# Those that are quick to ask come first; any one that sees a fault will do.
+ORDER = sorted(JUDGEMENTS, key=lambda name: (name.startswith("accuracy"), name.startswith("invariance"), name))
+# The misreadings that a diagnosis knows are seen in its own tests.
+OTHERS = [name for name, fault in FAULTS.items() if fault.kind == "mechanical" and fault.device == "cpu"]
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *(fault.name for fault in FUSED)])
+def test_every_other_fault_is_seen(name: str) -> None:
+    """By some judgement, in the standard plan, and not because the judge fails."""
+    candidate = FAULTS[name].candidate()
+    for judgement in ORDER:
+        for question in questions(candidate, Selection("standard", judgements=(judgement,), devices=("cpu",))):
+            if "grid-64x64" in question.id:
+                continue
+            verdict = judge(candidate, question, 0)
+            assert "judge failed" not in verdict.facts, verdict.reason
+            if verdict.verdict == "fail":
+                return
+    raise AssertionError("no judgement sees it")
