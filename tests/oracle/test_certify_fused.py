@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ropecheck.oracle.certify import CertificationError
-from ropecheck.oracle.certify_fused import certify_fused, certify_fused_vjp
+from ropecheck.oracle.certify_fused import certify_fused
+from ropecheck.oracle.certify_fused_vjp import certify_fused_vjp
 from ropecheck.oracle.fused import NormRotation, strict_fused, strict_fused_vjp
 from ropecheck.oracle.fused_comparison import FusedPoint, compare_fused, compare_fused_vjp
 from ropecheck.oracle.norm import Norm
