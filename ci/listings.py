@@ -140,6 +140,6 @@ class PinCheck:
         try:
             reports: list[dict[str, Any]] = json.loads(answer)["pins"]
         except ValueError:
-            unknown = {"package": "", "release": None, "cases": 0, "first_unequal": None, "state": "missing"}
-            return [{"contract": name, **unknown} for name in self.names]
+            unknown = dict.fromkeys(("cases", "within"), 0) | {"package": "", "release": None, "state": "missing"}
+            return [{"contract": name, "first_unequal": None, **unknown} for name in self.names]
         return reports

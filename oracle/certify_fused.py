@@ -51,7 +51,8 @@ def certify_fused(rotation: NormRotation, points: Iterable[FusedPoint], using: s
     engine = using or arithmetic()
     points, count = list(points), 0
     with exact_numbers(engine) as number:
-        rows = {place: _Row(number, rotation, given) for place, given in numbers_of_rows(rotation, points).items()}
+        found = numbers_of_rows(rotation, (point.index[:2] for point in points))
+        rows = {place: _Row(number, rotation, given) for place, given in found.items()}
         for point in points:
             element = _Element(rows[point.index[:2]], point)
             if element.defined:
@@ -73,10 +74,10 @@ class RowNumbers:
 
 
 def numbers_of_rows(
-    rotation: NormRotation, points: list[FusedPoint], gradient: Tensor | None = None
+    rotation: NormRotation, places: Iterable[tuple[int, int]], gradient: Tensor | None = None
 ) -> dict[tuple[int, int], RowNumbers]:
-    """The rows of ``points`` by token and head, fetched from their device together."""
-    places = sorted({point.index[:2] for point in points})
+    """The rows at ``places``, each a token and a head, fetched from their device together."""
+    places = sorted(set(places))
     if not places:
         return {}
     tokens, heads = torch.tensor(places, device=rotation.x.device).unbind(-1)

@@ -116,10 +116,18 @@ class NormRotateGate(Family):
             return False
         if given.x_view not in _X_VIEWS or given.k_view not in ("", *_X_VIEWS) or given.table_view not in _CACHE_VIEWS:
             return False
+        # Without the keyword a kernel has the contract's map, which has no other width.
+        if self.axis_map not in (None, axis_map_of(self.own)) and not _takes(run, "axis_map"):
+            return False
         return all(not (keyword := _OPTIONS[option]) or _takes(run, keyword) for option in given.chosen)
 
     def needs(self) -> set[str]:
-        return {"strided"} if self.inputs.chosen & {"sliced-positions", "transposed-positions"} else set()
+        claims = {
+            "strided": {"sliced-positions", "transposed-positions"},
+            "any-dtype": {"float32-weights", *_CACHE_DTYPES},
+            "any-position": {"out-of-range"},
+        }
+        return {claim for claim, options in claims.items() if self.inputs.chosen & options}
 
     @property
     def head_dim(self) -> int:

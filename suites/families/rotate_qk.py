@@ -38,7 +38,11 @@ class RotateQK(Family):
     options: ClassVar[frozenset[str]] = frozenset(
         {"int32-positions", "sliced-positions", "transposed-positions", "model-cache"}
     )
-    unclaimable: ClassVar[Mapping[str, str]] = {"conjugate": "its call has no such keyword"}
+    unclaimable: ClassVar[Mapping[str, str]] = {
+        "conjugate": "its call has no such keyword",
+        "any-dtype": "the contract says what its cache is",
+        "any-position": "its contracts do not say what a position outside the cache gives",
+    }
 
     @classmethod
     def takes(cls, own: Contract) -> bool:

@@ -351,8 +351,12 @@ WRONG = (
 )
 
 
+WIDE = ("vjp", "strided", "any-shape", "any-dtype", "any-position")
+"""What widens the cases of every judgement."""
+
+
 def candidate(run: Callable[..., Any], *claims: str, **keywords: Any) -> Candidate:
-    wanted: dict[str, Any] = {"devices": ("cpu",), "provides": ("vjp", "strided", "any-shape", *claims), **keywords}
+    wanted: dict[str, Any] = {"devices": ("cpu",), "provides": (*WIDE, *claims), **keywords}
     return Candidate("norm", CONTRACT, run, family="norm_rotate_gate", **wanted)
 
 
