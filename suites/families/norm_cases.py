@@ -11,7 +11,7 @@ _Entry = Inputs | tuple[Inputs, str]
 # Rotated channels and channels of a head, with all of a head rotated and not, and no powers of two.
 SIZES = ((20, 80), (16, 64), (32, 128), (64, 128), (128, 128), (64, 256), (128, 256), (72, 72), (256, 256))
 # Queries and keys, as models have them.
-HEADS = ((16, 4), (24, 4), (64, 8), (8, 1), (1, 1))
+HEADS = ((16, 4), (24, 4), (64, 8), (8, 1), (4, 4), (32, 32), (1, 1))
 # Tokens that a machine without a GPU has no time for.
 MANY_TOKENS = (512, 3072)
 MAPS = {
@@ -24,7 +24,7 @@ MAPS = {
 POSITIONS = (
     "int32-positions", "sliced-positions", "transposed-positions", "int32-positions+sliced-positions",
     "int32-positions+transposed-positions", "one-row", "one-row+int32-positions", "one-row+sliced-positions",
-    "one-row+transposed-positions",
+    "one-row+transposed-positions", "misaligned-positions", "one-row+int32-positions+misaligned-positions",
 )  # fmt: skip
 OPTIONS = (
     "no-gate", "plain-weights", "unrounded-norm", "fma", "large-eps", "bfloat16-cache", "float16-cache",
@@ -52,7 +52,12 @@ _ACCURACY = (
     *(_by_heads(q, k, length=2) for q, k in HEADS),
     Inputs(length=0, options="one-row"),
     Inputs(length=1, options="one-row"),
+    # At position 0 nothing would turn.
+    *(Inputs(length=1, positions="ramp", options=options) for options in ("", "one-row", "no-gate")),
+    *(Inputs(length=1, positions="far", options=f"model-cache{rows}") for rows in ("", "+one-row")),
+    _by_heads(16, 4, length=1, positions="ramp"),
     Inputs(length=17, heads=4),
+    Inputs(batch=2, length=5, options="shared-rows"),
     *(
         Inputs(length=7, head_dim=2 * rotary, rotary_dim=rotary, options=name)
         for rotary, names in MAPS.items()
@@ -75,6 +80,7 @@ _ACCURACY = (
     Inputs(length=5, head_dim=80, rotary_dim=20, x_view="packed-qkv-misaligned", options="no-gate"),
 )
 _BACKWARD = (
+    *(Inputs(length=1, positions="ramp", options=options) for options in ("", "one-row")),
     *(Inputs(length=5, head_dim=width, rotary_dim=rotary) for rotary, width in SIZES),
     *(_by_heads(q, k, length=2) for q, k in HEADS),
     *(Inputs(length=7, options=options) for options in (*POSITIONS[:3], *OPTIONS)),
@@ -123,6 +129,7 @@ _STANDARD: dict[str, tuple[_Entry, ...]] = {
     "strict-bytes": _each_way(tuple(Inputs(length=7, options=options) for options in OPTIONS + UNREAD)),
     "purity": (*_each_way(_PURITY), *_PADDING),
     "no-copy": _each_way(_TWO_WAYS),
+    "table-gradient": ((Inputs(batch=2, length=5, options="shared-rows"), "both"),),
     "provenance": _each_way(_TWO_WAYS[:2]),
     "graph-replay": _each_way(_TWO_WAYS),
     "codegen": (*_each_way((_ALIGNED,)), (replace(_ALIGNED, options="no-gate"), "forward")),

@@ -16,7 +16,7 @@ from ropecheck.oracle.axis_maps import STYLES
 from ropecheck.oracle.fused import NormRotation
 from ropecheck.oracle.norm import Norm
 
-from ..cache_packing import axis_map_of, gradients_of_cache, model_cache, pack, place_positions
+from ..cache_packing import STRIDED_POSITIONS, axis_map_of, gradients_of_cache, model_cache, pack, place_positions
 from ..norm_payloads import NORM_PAYLOADS, Heads, gates, gradients, weights
 from ..payloads import Slots
 from ..views import TABLE_VIEWS, Placed, View, place
@@ -59,7 +59,7 @@ _OPTIONS = {
     "slots": "slots",
     **dict.fromkeys(_MAPS, "axis_map"),
     **dict.fromkeys(("one-row", "out-of-range", "float32-weights", "model-cache", *_CACHE_DTYPES), ""),
-    **dict.fromkeys(("int32-positions", "sliced-positions", "transposed-positions"), ""),
+    **dict.fromkeys(("int32-positions", "shared-rows", *STRIDED_POSITIONS), ""),
 }
 _LARGE_EPS = 0.3
 _POISON = 1 << 30
@@ -123,7 +123,7 @@ class NormRotateGate(Family):
 
     def needs(self) -> set[str]:
         claims = {
-            "strided": {"sliced-positions", "transposed-positions"},
+            "strided": STRIDED_POSITIONS,
             "any-dtype": {"float32-weights", *_CACHE_DTYPES},
             "any-position": {"out-of-range"},
         }
@@ -241,7 +241,7 @@ class NormRotateGate(Family):
             if axis_map is None and made.positions.dim() == 2:
                 made = replace(made, positions=_one_row(made.positions))
         else:
-            made = pack(self._cached(cos), self._cached(sin), axis_map)
+            made = pack(self._cached(cos), self._cached(sin), axis_map, shared="shared-rows" in given.chosen)
         cache = made.cache.to(self._cache_dtype)
         where = place_positions(self._marked_positions(made.positions, len(cache)), given.chosen, made.nobody)
         tables = {

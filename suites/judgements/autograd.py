@@ -213,17 +213,20 @@ def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Itera
 
 
 def _table_overwritten(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative | str]:
-    leaves, results = _recorded(candidate, given)
-    for name in given.family.differentiable_tables:
-        given.tables[name].view.neg_()
-    try:
-        got = pulled_back(results, leaves, _upstream(given))
-    except CandidateFault as fault:
-        yield _refusal(fault)
-        return
-    # The oracle's tables are those that were given.
-    expected = given.expected(backward=True)
-    yield Derivative("the gradient after the tables were written over", expected, given.family.undivided(got))
+    written = [*given.family.differentiable_tables, *(["positions"] if "positions" in given.tables else [])]
+    for name in written:
+        table = given.tables[name].view
+        leaves, results = _recorded(candidate, given)
+        table.copy_(-table if table.is_floating_point() else table.flip(-1))
+        try:
+            got = pulled_back(results, leaves, _upstream(given))
+        except CandidateFault as fault:
+            yield _refusal(fault)
+        else:
+            # The oracle's tables are those that were given.
+            what = f"the gradient after {name} was written over"
+            yield Derivative(what, given.expected(backward=True), given.family.undivided(got))
+        table.copy_(given.tables[name].as_given())
 
 
 def _recorded_in_place(candidate: Candidate, given: Operands) -> Iterator[Derivative | str]:

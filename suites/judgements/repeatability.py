@@ -104,14 +104,23 @@ def _unlike(got: torch.Tensor, first: torch.Tensor, number: int, forced: str) ->
 
 
 def _stale_table(candidate: Candidate, case: Case, given: Operands, seed: int) -> str:
-    """Write another table into the memory of the first: the output must be that of the other table."""
+    """Write other tables over the first, each alone and then all: the output must be that of the others."""
     elsewhere = "far" if case.inputs.positions == "ramp" else "ramp"
     other = build(replace(case, inputs=replace(case.inputs, positions=elsewhere)), seed)
-    expected = _call(candidate, replace(given, tables=other.tables), case.variant).clone()
-    for name, table in given.tables.items():
-        table.view.copy_(other.tables[name].view)
-    count = int((~same(_call(candidate, given, case.variant), expected)).sum())
-    return f"{count} of {expected.numel()} elements are those of a table that was overwritten since" if count else ""
+    for names in (*([name] for name in given.tables), list(given.tables)):
+        # In fresh memory, of which nobody can have kept anything.
+        fresh = build(case, seed).tables | {name: other.tables[name] for name in names}
+        expected = _call(candidate, replace(given, tables=fresh), case.variant).clone()
+        before = {name: given.tables[name].view.clone() for name in names}
+        for name in names:
+            given.tables[name].view.copy_(other.tables[name].view)
+        count = int((~same(_call(candidate, given, case.variant), expected)).sum())
+        for name in names:
+            given.tables[name].view.copy_(before[name])
+        if count:
+            what = " and ".join(names)
+            return f"{count} of {expected.numel()} elements are those of {what} that was overwritten since"
+    return ""
 
 
 REPEATABILITY = Judgement(
