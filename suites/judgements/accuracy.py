@@ -155,7 +155,7 @@ def judge_forward(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 
 def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
-    if case.variant == WEIGHTS:
+    if case.variant in WEIGHTS:
         return judge_weights(candidate, case, seed)
     given = build(case, seed)
     operands = (given.x.view, given.call, given.gradient.view)
