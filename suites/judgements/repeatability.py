@@ -120,7 +120,7 @@ def _stale_table(candidate: Candidate, case: Case, given: Operands, seed: int) -
     other = build(replace(case, inputs=replace(case.inputs, positions=elsewhere)), seed)
     for names in (*([name] for name in given.tables), list(given.tables)):
         # In fresh memory, of which nobody can have kept anything.
-        fresh = build(case, seed).tables | {name: other.tables[name] for name in names}
+        fresh = {**build(case, seed).tables, **{name: other.tables[name] for name in names}}
         expected = _call(candidate, replace(given, tables=fresh), case.variant).clone()
         before = {name: given.tables[name].view.clone() for name in names}
         for name in names:
