@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("verify", _verify, "judge candidates", epilog=EXIT_STATUS)
     sub.add_argument("candidates", nargs="*", metavar="CANDIDATE", help="FILE.py or package.module:attribute; "
-                     "without one, everything shipped and the vendors' functions")  # fmt: skip
+                     "without one, our kernels, their reference and the vendors' functions")  # fmt: skip
     for name, known in (("contract", CONTRACTS), ("judgement", JUDGEMENTS), ("device", DEVICES), ("dtype", DTYPES)):
         sub.add_argument(f"--{name}", action="append", default=[], choices=tuple(known), metavar=name.upper(),
                          help=f"only {', '.join(known)}; repeatable")  # fmt: skip

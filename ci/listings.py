@@ -14,7 +14,9 @@ from rich.table import Table
 from ropecheck.oracle.contracts import CONTRACTS, contract
 from ropecheck.oracle.pins import check_pins, pin, pinned
 from ropecheck.suites.candidates import CLAIMS, DTYPES, Candidate
+from ropecheck.suites.families import FAMILIES
 from ropecheck.suites.judgements import JUDGEMENTS
+from ropecheck.suites.judgements.judgement import Judgement
 
 from .environment import parts, python_command, record
 
@@ -62,33 +64,53 @@ def checked_pins(names: Sequence[str]) -> list[dict[str, Any]]:
     return [asdict(check_pins(contract(name))) for name in names if name in pinned()]
 
 
+# A contract of each family, whose cases are counted.
+_COUNTED = {
+    "rotate": "qwen-image", "rotate_pair": "qwen-image", "rotate_qk": "mrope-interleaved",
+    "norm_rotate_gate": "qwen3.5-norm-rope-gate",
+}  # fmt: skip
+
+
 def judgements(plan: str) -> list[dict[str, Any]]:
-    """Every judgement: its claim, what it asks, and its cases in ``plan`` for a candidate that claims everything
-    and for one that claims only what the judgement needs, by dtype."""
+    """Every judgement: its claim, what it asks, and its cases on a GPU in ``plan`` by family and dtype, for a candidate
+    that claims all that the family has room for and for one that claims only what the judgement needs."""
     rows = []
     for judgement in JUDGEMENTS.values():
-        counts = {}
-        for kind, claims in (("everything", tuple(CLAIMS)), ("least", (judgement.claim,) if judgement.claim else ())):
-            probe = Candidate("counting", "qwen-image", lambda *_: None, provides=claims)
-            counts[kind] = {
-                dtype: sum(1 for _ in judgement.cases(probe, "cuda", dtype, plan)) for dtype in DTYPES
+        cases = {}
+        for family, name in _COUNTED.items():
+            impossible = FAMILIES[family].unclaimable
+            if family in judgement.not_of or judgement.claim in impossible:
+                continue
+            needed = (judgement.claim,) if judgement.claim else ()
+            everything = tuple(claim for claim in CLAIMS if claim not in impossible)
+            cases[family] = {
+                kind: {dtype: _count(judgement, family, name, claims, dtype, plan) for dtype in DTYPES}
+                for kind, claims in (("everything", everything), ("least", needed))
             }
         asks = " ".join((judgement.asks or "").split())
-        rows.append({"name": judgement.name, "claim": judgement.claim, "asks": asks, "cases": counts})
+        rows.append({"name": judgement.name, "claim": judgement.claim, "asks": asks, "cases": cases})
     return rows
 
 
+def _count(judgement: Judgement, family: str, name: str, claims: tuple[str, ...], dtype: str, plan: str) -> int:
+    probe = Candidate("counting", name, lambda *_, **__: None, provides=claims, family=family)
+    return sum(1 for _ in judgement.cases(probe, "cuda", dtype, plan))
+
+
 def judgement_table(rows: Sequence[dict[str, Any]], plan: str) -> Table:
-    title = f"judgements, and their cases in plan {plan} for qwen-image"
+    title = f"judgements, and the least and most cases of a candidate in plan {plan}, all dtypes together"
     table = Table(title=title, title_justify="left", show_lines=True)
     table.add_column("judgement")
     table.add_column("asked of")
-    for dtype in DTYPES:
-        table.add_column(dtype, justify="right")
+    for family in _COUNTED:
+        table.add_column(family, justify="right")
     table.add_column("asks", overflow="fold")
     for row in rows:
-        least, everything = row["cases"]["least"], row["cases"]["everything"]
-        cells = [str(n) if n == everything[d] else f"{n} to {everything[d]}" for d, n in least.items()]
+        cells = []
+        for family in _COUNTED:
+            found = row["cases"].get(family)
+            least, most = sorted(sum(counts.values()) for counts in found.values()) if found else (0, 0)
+            cells.append("n/a" if not found else str(least) if least == most else f"{least} to {most}")
         table.add_row(row["name"], f"claim {row['claim']}" if row["claim"] else "all", *cells, escape(row["asks"]))
     return table
 
@@ -140,6 +162,6 @@ class PinCheck:
         try:
             reports: list[dict[str, Any]] = json.loads(answer)["pins"]
         except ValueError:
-            unknown = {"package": "", "release": None, "cases": 0, "first_unequal": None, "state": "missing"}
-            return [{"contract": name, **unknown} for name in self.names]
+            unknown = dict.fromkeys(("cases", "within"), 0) | {"package": "", "release": None, "state": "missing"}
+            return [{"contract": name, "first_unequal": None, **unknown} for name in self.names]
         return reports

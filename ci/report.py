@@ -228,7 +228,10 @@ def pin_lines(pins: Sequence[dict[str, Any]]) -> list[str]:
         if state == "unequal":
             style = "bold red"
         release = f"{report['package']} {report['release'] or ''}".strip()
-        detail = f"{report['cases']} cases equal byte for byte" if state in ("known", "drift") else ""
+        detail = ""
+        if state in ("known", "drift"):
+            detail = f"{report['cases'] - report['within']} cases equal byte for byte"
+            detail += f", {report['within']} within what is admissible" if report["within"] else ""
         if state in ("unequal", "missing"):
             detail = report["first_unequal"] or "a symbol that the contract was read from is not there"
         lines.append(f"pin of {report['contract']}: [{style}]{state}[/] ({escape(release)}) {escape(detail)}".rstrip())

@@ -7,7 +7,8 @@ constant of the model, and its integer dtype is left alone when the module is ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from operator import index
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,11 +28,11 @@ def contiguous_axis_map(section: Sequence[int], rotary_dim: int, *, order: Liter
         int64 [R / 2], values 0 to 2.
 
     Raises:
-        TypeError: ``section`` does not consist of integers.
+        TypeError: ``section`` is no sequence of integers, or ``rotary_dim`` no integer.
         ValueError: ``section`` does not sum to R / 2, or another ``order``.
     """
-    _check_section(section, rotary_dim, order, "thw")
-    return torch.repeat_interleave(torch.arange(3), torch.tensor(section))
+    counts = _check_section(section, rotary_dim, order, "thw")
+    return torch.tensor([axis for axis, count in enumerate(counts) for _ in range(count)])
 
 
 def interleaved_axis_map(section: Sequence[int], rotary_dim: int, *, order: Literal["thw"]) -> Tensor:
@@ -80,13 +81,14 @@ def ernie_axis_map(section: Sequence[int], rotary_dim: int, *, order: Literal["h
         int64 [R / 2], values 0 to 2.
 
     Raises:
-        TypeError: ``section`` does not consist of integers.
+        TypeError: as there.
         ValueError: ``section`` does not sum to R / 2, its first two counts differ, or another ``order``.
     """
     height, width, time = _check_section(section, rotary_dim, order, "hwt")
     if height != width:
         raise ValueError(
-            f"section: expected as many lanes of height as of width, which alternate, got {[height, width, time]}"
+            f"section: expected as many lanes of height as of width, which alternate, got {[height, width, time]}; "
+            "is it written time, height, width?"
         )
     return torch.tensor([1, 2] * height + [0] * time, dtype=torch.int64)
 
@@ -95,13 +97,23 @@ def _check_section(section: Sequence[int], rotary_dim: int, order: str, expected
     """The section as a list, if it has one count for each axis and accounts for every lane."""
     if order != expected_order:
         raise ValueError(f"order: expected {expected_order!r}, the axes that this map's section counts, got {order!r}")
-    if not isinstance(rotary_dim, int) or rotary_dim < 2 or rotary_dim % 2:
+    try:
+        lanes = _integer(rotary_dim) // 2
+    except TypeError:
+        raise TypeError(f"rotary_dim: expected an even integer of at least 2, got {rotary_dim!r}") from None
+    if rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(f"rotary_dim: expected an even integer of at least 2, got {rotary_dim!r}")
-    counts = list(section)
-    if not all(isinstance(count, int) and not isinstance(count, bool) for count in counts):
-        raise TypeError(f"section: expected three integers, got {counts}")
-    if len(counts) != 3 or min(counts) < 0 or sum(counts) != rotary_dim // 2:
-        raise ValueError(
-            f"section: expected three counts that sum to {rotary_dim // 2}, half of rotary_dim, got {counts}"
-        )
+    try:
+        counts = [_integer(section[axis]) for axis in range(len(section))]
+    except (TypeError, KeyError):
+        raise TypeError(f"section: expected three integers in a sequence, got {section!r}") from None
+    if len(counts) != 3 or min(counts) < 0 or sum(counts) != lanes:
+        raise ValueError(f"section: expected three counts that sum to {lanes}, half of rotary_dim, got {counts}")
     return counts
+
+
+def _integer(value: Any) -> int:
+    """``value`` where it is an integer of any kind. Raises TypeError."""
+    if isinstance(value, bool):
+        raise TypeError
+    return index(value)

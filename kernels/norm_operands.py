@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from dataclasses import dataclass
 
 import torch
@@ -101,19 +100,22 @@ def check_norm_gradients(
             raise ValueError(f"{name}: expected the device of q_gate, {q_gate.device}, got {gradient.device}")
 
 
-def check_numbers(eps: float, weight_offset: float) -> None:
-    """Refuse what is no usable number.
+def check_numbers(eps: float, weight_offset: float, **choices: bool) -> None:
+    """Refuse what is no usable number, and ``choices`` that are no truth values.
 
     Raises:
-        TypeError: no real number.
-        ValueError: not finite, or a negative ``eps``.
+        TypeError: neither an int nor a float; a choice that is no bool.
+        ValueError: beyond fp32, or a negative ``eps``.
     """
+    for name, choice in choices.items():
+        if not isinstance(choice, bool):
+            raise TypeError(f"{name}: expected True or False, got {choice!r}")
     for name, value in (("eps", eps), ("weight_offset", weight_offset)):
-        if not isinstance(value, (int, float)):
-            raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name}: expected an int or a float, got {type(value).__name__}")
         # Compared, since a program traced with numbers that change cannot ask math.isfinite.
-        if not -math.inf < value < math.inf:
-            raise ValueError(f"{name}: expected a finite number, got {value}")
+        if not -_LARGEST <= value <= _LARGEST:
+            raise ValueError(f"{name}: expected a number that fp32 holds, got {value}")
     if eps < 0:
         raise ValueError(f"eps: expected a number that is not negative, got {eps}")
 
@@ -142,6 +144,7 @@ def check_axis_values(axis_map: Tensor | None) -> None:
     _checked_axis_maps[axis_map] = version
 
 
+_LARGEST = torch.finfo(torch.float32).max
 _checked_axis_maps = WeakTensorKeyDictionary()
 
 

@@ -91,7 +91,7 @@ def qk_norm_rope_gate(
     for name, choice in (("axis_map", axis_map), ("slots", slots)):
         if choice is not None and not isinstance(choice, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor or None, got {type(choice).__name__}")
-    check_numbers(eps, weight_offset)
+    check_numbers(eps, weight_offset, gate=gate, round_norm=round_norm, fma=fma)
     if cos_sin_cache.requires_grad and torch.is_grad_enabled():
         raise ValueError(TABLE_GRADIENT_REFUSED.format(name="cos_sin_cache"))
     chosen, reason = choose_backend(backend, q_gate.device)

@@ -84,9 +84,13 @@ def require(style: str, axis_map: Sequence[int], section: Sequence[int], rotary_
 
     Raises ValueError with the first lane that differs, for an unknown style, and as the style's builder does.
     """
-    if style not in STYLES:
+    if not isinstance(style, str) or style not in STYLES:
         raise ValueError(f"style must be one of {', '.join(STYLES)}, not {style!r}")
-    expected, given = STYLES[style](section, rotary_dim), tuple(int(row) for row in axis_map)
+    expected = STYLES[style](section, rotary_dim)
+    try:
+        given = tuple(map(_integer, axis_map))
+    except TypeError:
+        raise ValueError(f"axis_map must be a sequence of integers, not {axis_map!r}") from None
     if len(given) != len(expected):
         raise ValueError(f"axis_map must have {len(expected)} entries, one for each lane, not {len(given)}")
     for lane, (wanted, got) in enumerate(zip(expected, given, strict=True)):
@@ -96,11 +100,15 @@ def require(style: str, axis_map: Sequence[int], section: Sequence[int], rotary_
 
 
 def _section(section: Sequence[int], rotary_dim: int, order: str) -> tuple[int, int, int]:
-    if isinstance(rotary_dim, bool) or not isinstance(rotary_dim, int) or rotary_dim < 2 or rotary_dim % 2:
+    try:
+        odd = _integer(rotary_dim) % 2
+    except TypeError:
+        odd = True
+    if odd or rotary_dim < 2:
         raise ValueError(f"rotary_dim must be an even integer from 2 on, got {rotary_dim!r}")
     try:
-        counts = tuple(map(index, section))
-    except TypeError:
+        counts = tuple(_integer(section[row]) for row in range(len(section)))
+    except (TypeError, KeyError):
         counts = ()
     if len(counts) != 3 or min(counts) < 0:
         raise ValueError(f"section must be three counts ({order}) from 0 on, got {section!r}")
@@ -110,3 +118,10 @@ def _section(section: Sequence[int], rotary_dim: int, order: str) -> tuple[int, 
         )
     first, second, third = counts
     return first, second, third
+
+
+def _integer(value: object) -> int:
+    """``value`` where it is an integer of any kind. Raises TypeError."""
+    if isinstance(value, bool):
+        raise TypeError
+    return index(value)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
@@ -48,79 +49,48 @@ def certify_fused(rotation: NormRotation, points: Iterable[FusedPoint], using: s
     out of the count. Raises :class:`~ropecheck.oracle.certify.CertificationError` on the first disagreement.
     """
     engine = using or arithmetic()
-    count = 0
+    points, count = list(points), 0
     with exact_numbers(engine) as number:
-        rows: dict[tuple[int, int], _Row] = {}
+        found = numbers_of_rows(rotation, (point.index[:2] for point in points))
+        rows = {place: _Row(number, rotation, given) for place, given in found.items()}
         for point in points:
-            token, head, _ = point.index
-            row = rows.get((token, head)) or rows.setdefault((token, head), _Row(number, rotation, token, head))
-            element = _Element(row, point)
+            element = _Element(rows[point.index[:2]], point)
             if element.defined:
                 _certify(element, point, engine)
                 count += 1
     return Certificate(count, engine)
 
 
-def certify_fused_vjp(
-    rotation: NormRotation, gradient: Tensor, points: Iterable[FusedPoint], using: str | None = None
-) -> Certificate:
-    """See that the true gradient of x at each point, of a gradient comparison of ``rotation``, lies in its span.
+@dataclass(frozen=True)
+class RowNumbers:
+    """The numbers of a row, the oracle's ends of its reciprocal root, and the gradient that comes in."""
 
-    Points of rows that hold an infinity or NaN, or that overflow, are left out of the count. Raises
-    :class:`~ropecheck.oracle.certify.CertificationError` on the first that does not.
-    """
-    engine = using or arithmetic()
-    count = 0
-    with exact_numbers(engine) as number:
-        rows: dict[tuple[int, int], Callable[[int], float | None]] = {}
-        for point in points:
-            token, head, channel = point.index
-            if (token, head) not in rows:
-                rows[token, head] = _true_gradients(number, rotation, gradient, token, head)
-            true = rows[token, head](channel)
-            if true is None:
-                continue
-            if not ordered(point.low) <= ordered(true) <= ordered(point.high):
-                where = f"{engine}, at token, head and channel {point.index}"
-                raise CertificationError(
-                    f"{where}: the true gradient {true!r} is outside [{point.low!r}, {point.high!r}]"
-                )
-            count += 1
-    return Certificate(count, engine)
+    x: list[float]
+    weight: list[float]
+    cos: list[float]
+    sin: list[float]
+    roots: tuple[float, float]
+    gradient: list[float]
 
 
-def _true_gradients(
-    number: Callable[[float], Any], rotation: NormRotation, gradient: Tensor, token: int, head: int
-) -> Callable[[int], float | None]:
-    """The true gradient of each channel of a row, by the channel; None where it has none that is finite."""
-    lanes = rotation.rotary_dim // 2
-    x, g, w, c, s = (
-        t.double().tolist()
-        for t in (
-            rotation.x[token, head],
-            gradient[token, head],
-            rotation.weight,
-            rotation.cos[token],
-            rotation.sin[token],
-        )
-    )
-    if not all(map(math.isfinite, (*x, *g, *w, *c, *s))) or 2 * sum(v * v for v in x) >= LARGEST:
-        return lambda channel: None
-    g, x, w, c, s = ([number(v) for v in values] for values in (g, x, w, c, s))
-    first = [g[i] * c[i] + g[i + lanes] * s[i] for i in range(lanes)]
-    second = [g[i + lanes] * c[i] - g[i] * s[i] for i in range(lanes)]
-    offset = number(rotation.norm.weight_offset)
-    h = [turned * (v + offset) for turned, v in zip((*first, *second, *g[2 * lanes :]), w, strict=True)]
-    total = sum((v * v for v in x), number(0.0))
-    root = _reciprocal_root(total / len(x) + number(rotation.norm.eps))
-    mean = sum((a * b for a, b in zip(h, x, strict=True)), number(0.0)) * root / len(x)
-
-    def true_gradient(channel: int) -> float | None:
-        exact = root * (h[channel] - x[channel] * root * mean)
-        true = round_number(_middle(exact), False, format_of(rotation.x.dtype))
-        return true if math.isfinite(true) else None
-
-    return true_gradient
+def numbers_of_rows(
+    rotation: NormRotation, places: Iterable[tuple[int, int]], gradient: Tensor | None = None
+) -> dict[tuple[int, int], RowNumbers]:
+    """The rows at ``places``, each a token and a head, fetched from their device together."""
+    places = sorted(set(places))
+    if not places:
+        return {}
+    tokens, heads = torch.tensor(places, device=rotation.x.device).unbind(-1)
+    x = rotation.x[tokens, heads]
+    least, greatest = reciprocal_root_interval(x, rotation.norm.eps)
+    incoming = x if gradient is None else gradient[tokens, heads]
+    columns = (x, rotation.cos[tokens], rotation.sin[tokens], least[:, 0], greatest[:, 0], incoming)
+    rows = zip(*(column.double().tolist() for column in columns), strict=True)
+    weight = rotation.weight.double().tolist()
+    return {
+        place: RowNumbers(values, weight, cos, sin, (low, high), g)
+        for place, (values, cos, sin, low, high, g) in zip(places, rows, strict=True)
+    }
 
 
 def _certify(element: _Element, point: FusedPoint, engine: str) -> None:
@@ -141,10 +111,8 @@ def _certify(element: _Element, point: FusedPoint, engine: str) -> None:
 class _Row:
     """One head of a token: what all of its elements share."""
 
-    def __init__(self, number: Callable[[float], Any], rotation: NormRotation, token: int, head: int) -> None:
-        self.number, self.rotation, self.token = number, rotation, token
-        self.values = rotation.x[token, head]
-        self.x: list[float] = self.values.double().tolist()
+    def __init__(self, number: Callable[[float], Any], rotation: NormRotation, given: RowNumbers) -> None:
+        self.number, self.rotation, self.given, self.x = number, rotation, given, given.x
         self.eps = rotation.norm.eps
         self.defined = all(map(math.isfinite, self.x)) and 2 * sum(v * v for v in self.x) < LARGEST
 
@@ -164,8 +132,7 @@ class _Row:
         count, eps = len(self.x), Fraction(self.eps)
         narrow = Fraction(_round(eps, FLOAT32))
         gamma = count * _UNIT / (1 - count * _UNIT)
-        found = [float(end) for end in reciprocal_root_interval(self.values, self.eps)]
-        for end, side in zip(found, (1, -1), strict=True):
+        for end, side in zip(self.given.roots, (1, -1), strict=True):
             # The least root is that of the greatest sum.
             shifted = max(self.total * (1 + side * gamma) + side * Fraction(count, 2**150), Fraction(0)) / count
             shifted = shifted * (1 + side * 2 * DIVISION_ULP * _UNIT) + (max if side > 0 else min)(eps, narrow)
@@ -176,7 +143,7 @@ class _Row:
             loose = side * (Fraction(end) ** 2 * shifted - (root * (1 - side * _OF_ROOT)) ** 2) >= 0
             if not (tight and loose):
                 return None
-        return found[0], found[1]
+        return self.given.roots
 
     @cached_property
     def strict_root(self) -> float:
@@ -193,7 +160,7 @@ class _Row:
     def true_root(self) -> Any:
         """The reciprocal root of real arithmetic."""
         total = self.number(self.total.numerator) / self.number(self.total.denominator)
-        return _reciprocal_root(total / len(self.x) + self.number(self.eps))
+        return real_reciprocal_root(total / len(self.x) + self.number(self.eps))
 
     def product(self, a: float, b: float) -> float:
         # Of two numbers of fp32 it is exact in fp64.
@@ -217,8 +184,8 @@ class _Element:
         self.activation = format_of(rotation.x.dtype)
         self.output, lane = "y1" if channel >= lanes else "y0", channel % lanes
         self.channels = (lane, lane + lanes) if self.turns else (channel,)
-        self.weights: list[float] = rotation.weight[list(self.channels)].double().tolist()
-        self.c, self.s = (float(t[row.token, lane]) if self.turns else 0.0 for t in (rotation.cos, rotation.sin))
+        self.weights = [row.given.weight[channel] for channel in self.channels]
+        self.c, self.s = (row.given.cos[lane], row.given.sin[lane]) if self.turns else (0.0, 0.0)
         self.defined = row.defined and all(map(math.isfinite, (*self.weights, self.c, self.s)))
         # The ends of a span are mostly the same with and without the slack.
         self.forms: dict[tuple[tuple[int, int], tuple[int, int]], list[float]] = {}
@@ -265,12 +232,12 @@ class _Element:
             numerator, denominator = (number(v) for v in (factor.numerator, factor.denominator))
             members.append(number(self.row.x[channel]) * self.row.true_root * numerator / denominator)
         if self.rotation.norm.round_norm or not self.turns:
-            members = [number(round_number(_middle(m), False, self.activation)) for m in members]
+            members = [number(round_number(middle(m), False, self.activation)) for m in members]
         if not self.turns:
             return float(members[0])
         (a, b), c, s = members, number(self.c), number(self.s)
         turned = a * c - b * s if self.output == "y0" else b * c + a * s
-        return round_number(_middle(turned), False, self.activation)
+        return round_number(middle(turned), False, self.activation)
 
     def _members(self, which: int, roots: tuple[float, float], slack: Fraction | int) -> list[float]:
         """Every form of a normalised channel at both ends of the root, as it goes on to the rotation."""
@@ -332,12 +299,12 @@ def _neighbour(value: float, side: int) -> float:
     return float(torch.nextafter(torch.tensor(value, dtype=torch.float32), towards))
 
 
-def _reciprocal_root(value: Any) -> Any:
+def real_reciprocal_root(value: Any) -> Any:
     if hasattr(value, "rsqrt"):
         return value.rsqrt()
     return 1 / value.context.sqrt(value)
 
 
-def _middle(value: Any) -> Any:
+def middle(value: Any) -> Any:
     """The middle of a ball: its radius is far below what could matter to a rounding."""
     return value.mid() if hasattr(value, "mid") else value

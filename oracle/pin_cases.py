@@ -78,11 +78,15 @@ QWEN_ROTATED_GRIDS: tuple[tuple[Grid, ...], ...] = (
 
 @dataclass(frozen=True)
 class PinCase:
-    """One comparison: ``symbols`` are the vendor classes and functions whose bytes it judges."""
+    """One comparison: ``symbols`` are the vendor classes and functions whose bytes it judges.
+
+    ``within`` says that an order of summation is the vendor's own: its bytes are compared with the nearest admissible.
+    """
 
     name: str
     symbols: tuple[str, ...]
     pairs: Callable[[], Pairs]
+    within: bool = False
 
 
 def qwen_image_cases(contract: Contract, symbols: Mapping[str, Any]) -> Iterator[PinCase]:

@@ -110,7 +110,7 @@ class PinReport:
 
     ``release`` is None where the package is not installed. ``tables`` compares this machine's table bytes with the
     recorded ones: ``unrecorded`` where nobody has recorded these vector instructions, ``drift`` where the bytes
-    are others though vendor and contract agree on them.
+    are others though vendor and contract agree on them. ``within`` of the ``cases`` are held against an interval.
     """
 
     contract: str
@@ -119,6 +119,7 @@ class PinReport:
     symbols: tuple[SymbolReport, ...]
     tables: TableState
     cases: int
+    within: int
     first_unequal: str | None
     state: Literal["known", "drift", "unequal", "missing", "not-installed"]
 
@@ -157,14 +158,14 @@ def check_pins(contract: Contract) -> PinReport:
     try:
         release = metadata.version(recorded.package)
     except metadata.PackageNotFoundError:
-        return PinReport(contract.name, recorded.package, None, (), tables, 0, None, "not-installed")
+        return PinReport(contract.name, recorded.package, None, (), tables, 0, 0, None, "not-installed")
     with _quiet(), _one_thread():
         found = _found(recorded.expected_symbols(release))
         symbols = {name: _text_report(name, symbol, recorded.symbols[name]) for name, symbol in found.items()}
         by_name = {n.partition(":")[2]: s for n, s in found.items() if not isinstance(s, _Missing)}
-        cases, first_unequal = 0, None
+        cases, within, first_unequal = 0, 0, None
         for case in _CASES[contract.name](contract, by_name):
-            cases += 1
+            cases, within = cases + 1, within + case.within
             difference = _run(case)
             if difference is None:
                 continue
@@ -176,8 +177,8 @@ def check_pins(contract: Contract) -> PinReport:
     states = {report.state for report in symbols.values()} | ({"drift"} if tables == "drift" else set())
     worst = next(s for s in ("unequal", "missing", "drift", "known") if s in states or s == "known")
     return PinReport(
-        contract.name, recorded.package, release, tuple(symbols.values()), tables, cases, first_unequal,
-        worst,
+        contract.name, recorded.package, release, tuple(symbols.values()), tables, cases, within,
+        first_unequal, worst,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ hold NaN: whoever reads a neighbour's row, another axis or past the end of the p
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -22,6 +22,9 @@ from .views import Placed
 
 MODEL_ROWS = 131_101
 """Rows of a model's own cache: 2^17 and some, so that the last row is no round number."""
+
+STRIDED_POSITIONS = frozenset({"sliced-positions", "transposed-positions", "misaligned-positions"})
+"""The options of :func:`place_positions` that only a candidate which claims ``strided`` is given."""
 
 _GUARD_ELEMENTS = 64
 _WIDER = 4
@@ -42,12 +45,25 @@ def axis_map_of(own: Contract) -> tuple[int, ...] | None:
     return own.lanes.axis if len(own.positions.axes) > 1 else None
 
 
-def pack(cos: Tensor, sin: Tensor, axis_map: tuple[int, ...] | None = None) -> Packed:
+def rows_read(cos: Tensor, sin: Tensor) -> Tensor:
+    """int64 [T]: tokens that read the same ``cos`` and ``sin`` [T, R / 2] have the same number, from zero on."""
+    numbers: Tensor = torch.unique(bits(torch.cat((cos, sin), dim=-1)), dim=0, return_inverse=True)[1]
+    return numbers
+
+
+def pack(cos: Tensor, sin: Tensor, axis_map: tuple[int, ...] | None = None, *, shared: bool = False) -> Packed:
     """The cache and the positions with which the tokens read ``cos`` and ``sin`` [T, R / 2].
+
+    With ``shared``, tokens that read the same have the same rows of the cache.
 
     Row ``axis_map[l]`` of three rows of positions is the one that lane ``l`` reads. The last row of the cache is read,
     the first is ``nobody``. The scatter depends on the tables alone.
     """
+    if shared and len(cos):
+        numbers = rows_read(cos, sin)
+        first = torch.stack([(numbers == n).nonzero()[0, 0] for n in range(int(numbers.max()) + 1)])
+        own = pack(cos[first], sin[first], axis_map)
+        return replace(own, positions=own.positions[..., numbers])
     tokens, lanes = cos.shape
     rows = 1 if axis_map is None else _ROWS
     band = 2 * tokens
@@ -113,7 +129,8 @@ def place_positions(positions: Tensor, options: Collection[str], nobody: int) ->
     """``positions`` [T] or [3, T] in a guarded storage, as ``options`` say, all that is not theirs being ``nobody``.
 
     'int32-positions'; 'sliced-positions', the first quarter of a buffer's columns, so that the row pitch is not T;
-    'transposed-positions', stored (T, 3) and transposed (a single row then is a column of such a buffer).
+    'transposed-positions', stored (T, 3) and transposed (a single row then is a column of such a buffer);
+    'misaligned-positions', which start one element behind an aligned address.
     """
     dtype = torch.int32 if "int32-positions" in options else torch.int64
     tokens = positions.shape[-1]
@@ -124,6 +141,7 @@ def place_positions(positions: Tensor, options: Collection[str], nobody: int) ->
     else:
         strides, extent = (tokens, 1), _ROWS * tokens
     raw = torch.full((extent + 2 * _GUARD_ELEMENTS,), nobody, dtype=dtype, device=positions.device)
-    view = raw.as_strided(positions.shape, strides[-positions.dim() :], _GUARD_ELEMENTS)
+    start = _GUARD_ELEMENTS + ("misaligned-positions" in options)
+    view = raw.as_strided(positions.shape, strides[-positions.dim() :], start)
     view.copy_(positions)
     return Placed(view, raw.view(torch.uint8).clone())

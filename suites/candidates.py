@@ -26,6 +26,8 @@ CLAIMS = {
     "strict": "the contract's own order without contraction, byte for byte",
     "strided": "inputs and tables that are views with any strides and storage offsets",
     "any-shape": "sizes that the contract's model has not: partial rotary, no power of two, empty batch or sequence",
+    "any-dtype": "a cache of 16 bits, and fp32 weights beside 16-bit activations, where the family has them",
+    "any-position": "NaN for a token whose position is outside the cache, where the family has positions",
     "no-copy": "no hidden materialisation of an input",
     "conjugate": "the keyword conjugate",
     "refusals": "an error that names the argument for each bad input",

@@ -18,16 +18,15 @@ def fault_of(name: str, result: Any, wanted: tuple[Wanted, ...]) -> str:
     if not isinstance(result, (tuple, list)) or len(result) != len(wanted):
         names = ", ".join(each.name for each in wanted[:-1])
         count = {2: "two", 3: "three"}[len(wanted)]
-        return (
-            f"{name} returned {printable(type(result).__name__)}, not the {count} tensors of "
-            f"{names} and {wanted[-1].name}"
-        )
+        came = printable(type(result).__name__)
+        came += f" of {len(result)}" if isinstance(result, (tuple, list)) else ""
+        return f"{name} returned {came}, not the {count} tensors of {names} and {wanted[-1].name}"
     return next((fault for r, each in zip(result, wanted, strict=True) if (fault := _fault_of_one(name, r, each))), "")
 
 
 def _fault_of_one(name: str, result: Any, wanted: Wanted) -> str:
     if not isinstance(result, Tensor):
-        return f"{name} returned {printable(type(result).__name__)}, not a tensor"
+        return f"{name} returned {printable(type(result).__name__)}, not a tensor, for {wanted.name}"
     if type(result) not in (Tensor, torch.nn.Parameter):
         return f"{name} returned a {printable(type(result).__name__)}, a subclass of torch.Tensor"
     if result.layout != torch.strided:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ropecheck.oracle.contract import Contract
 from ropecheck.oracle.contracts import CONTRACTS, contract
 from ropecheck.oracle.pairing import Pairing
 from ropecheck.oracle.recipes import ONE_ROUNDING_VJP
@@ -65,8 +66,9 @@ def _row_of_lane(axis_map: tuple[int, ...], device: torch.device) -> Tensor:
     return _rows[axis_map, device]
 
 
-def check(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, rows: int, *, narrow_cache: bool) -> None:
-    """Raise TypeError or ValueError, naming the argument, for a call that is no call of the family."""
+def check(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, own: Contract) -> None:
+    """Raise TypeError or ValueError, naming the argument, for a call that is none of the family and the contract."""
+    narrow_cache, axis_map, rows = own.table_dtype == "activation", axis_map_of(own), len(own.positions.axes)
     named = {"q": q, "k": k, "cos_sin_cache": cache, "positions": positions}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
@@ -84,6 +86,8 @@ def check(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, rows: int, *, 
         raise TypeError(f"cos_sin_cache must be {'of the dtype of q' if narrow_cache else 'fp32'}, not {cache.dtype}")
     if cache.dim() != 2 or cache.shape[1] % 2 or not 2 <= cache.shape[1] <= q.shape[2]:
         raise ValueError(f"cos_sin_cache must be [N, R] with R even and at most {q.shape[2]}, not {list(cache.shape)}")
+    if axis_map is not None and cache.shape[1] != 2 * len(axis_map):
+        raise ValueError(f"cos_sin_cache must have {len(axis_map)} lanes, as the axis map, not {cache.shape[1] // 2}")
     if positions.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"positions must be int32 or int64, not {positions.dtype}")
     wanted = [q.shape[0]] if rows == 1 else [rows, q.shape[0]]
@@ -94,11 +98,11 @@ def check(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor, rows: int, *, 
 def composition(name: str, *, back: bool = False) -> Callable[[Tensor, Tensor, Tensor, Tensor], Pair]:
     """``run(q, k, cos_sin_cache, positions) -> (q, k)`` of the contract called ``name``; ``back`` turns back."""
     own = contract(name)
-    axis_map, rows = axis_map_of(own), len(own.positions.axes)
+    axis_map = axis_map_of(own)
     narrow = any(step.dtype == "activation" for step in own.forward.steps)
 
     def run(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> Pair:
-        check(q, k, cos_sin_cache, positions, rows, narrow_cache=own.table_dtype == "activation")
+        check(q, k, cos_sin_cache, positions, own)
         working = q.dtype if narrow else torch.float32
         # Under autocast torch.cat would promote.
         with torch.autocast(q.device.type, enabled=False):

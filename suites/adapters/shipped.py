@@ -41,6 +41,7 @@ _OF_ALL = (
     "multi-device",
 )  # fmt: skip
 _CLAIMS = (*_OF_ALL, "conjugate")
+_OF_NORM = (*_OF_ALL, "any-dtype", "any-position")
 
 
 def _rotation(pairing: Pairing, backend: Backend) -> Callable[..., Tensor]:
@@ -125,7 +126,7 @@ def _norm_candidate(backend: Backend) -> Candidate:
         run=_norm(backend),
         family="norm_rotate_gate",
         devices=("cuda",) if backend == "cuda" else ("cpu", "cuda"),
-        provides=_OF_ALL if backend == "reference" else (*_OF_ALL, "no-copy"),
+        provides=_OF_NORM if backend == "reference" else (*_OF_NORM, "no-copy"),
         configs=_configurations(NORM_LAUNCH_CONFIGURATIONS) if backend == "triton" else {},
         # What the names of the forward's and of the backward's kernel begin with: a call runs one of them, or both.
         kernels=() if backend == "reference" else ("norm_rope_",),

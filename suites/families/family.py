@@ -6,6 +6,7 @@ cosines and sines that its tokens read. A family turns these into the arguments 
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -230,3 +231,12 @@ def heads_of_q(heads: int) -> int:
     if heads > 3 and heads % 2:
         return heads // 2
     return heads - heads // 3 if heads > 2 else (heads + 1) // 2
+
+
+def takes_keyword(function: Callable[..., Any], keyword: str) -> bool:
+    """Whether ``function`` can be called with ``keyword``; one without a signature is taken to know all."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return True
+    return keyword in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

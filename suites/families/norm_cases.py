@@ -9,13 +9,17 @@ from ..cases import Inputs
 _Entry = Inputs | tuple[Inputs, str]
 
 # Rotated channels and channels of a head, with all of a head rotated and not, and no powers of two.
-SIZES = ((20, 80), (16, 64), (32, 128), (64, 128), (128, 128), (64, 256), (128, 256), (72, 72), (256, 256))
+SIZES = ((20, 80), (16, 64), (32, 128), (64, 128), (128, 128), (64, 256), (128, 256), (72, 72), (256, 256),
+         (64, 96), (64, 192))  # fmt: skip
 # Queries and keys, as models have them.
-HEADS = ((16, 4), (24, 4), (64, 8), (8, 1), (1, 1))
+HEADS = ((16, 4), (24, 4), (64, 8), (8, 1), (4, 4), (32, 32), (1, 1))
 # Tokens that a machine without a GPU has no time for.
 MANY_TOKENS = (512, 3072)
 MAPS = {
-    64: ("contiguous-11-11-10", "interleaved-1-1-30", "contiguous-1-1-30", "round-robin-11-11-10"),
+    64: (
+        "contiguous-11-11-10", "interleaved-1-1-30", "contiguous-1-1-30", "round-robin-11-11-10", "ernie-11-11-10",
+        "contiguous-0-16-16+out-of-range", "contiguous-11-11-10+int32-map",
+    ),
     128: (
         "contiguous-24-20-20", "interleaved-24-20-20", "contiguous-16-24-24", "interleaved-16-24-24",
         "round-robin-16-24-24",
@@ -24,15 +28,16 @@ MAPS = {
 POSITIONS = (
     "int32-positions", "sliced-positions", "transposed-positions", "int32-positions+sliced-positions",
     "int32-positions+transposed-positions", "one-row", "one-row+int32-positions", "one-row+sliced-positions",
-    "one-row+transposed-positions",
+    "one-row+transposed-positions", "misaligned-positions", "one-row+int32-positions+misaligned-positions",
 )  # fmt: skip
 OPTIONS = (
     "no-gate", "plain-weights", "unrounded-norm", "fma", "large-eps", "bfloat16-cache", "float16-cache",
-    "float32-weights", "no-gate+one-row", "plain-weights+unrounded-norm+fma", "no-gate+plain-weights+float32-weights",
+    "float32-weights", "half-offset", "plain-weights+unrounded-norm+fma", "no-gate+plain-weights+float32-weights",
 )  # fmt: skip
+ONE_ROW = tuple(f"{option}+one-row" for option in OPTIONS)
 UNREAD = (
     "slots", "out-of-range", "slots+out-of-range", "slots+out-of-range+int32-positions", "slots+out-of-range+one-row",
-    "out-of-range+one-row+int32-positions", "slots+no-gate",
+    "out-of-range+one-row+int32-positions", "slots+no-gate", "out-of-range+one-row", "slots+int32-slots",
 )  # fmt: skip
 
 _SMOKE = (
@@ -49,17 +54,27 @@ def _by_heads(q: int, k: int, **dimensions: object) -> Inputs:
 
 _ACCURACY = (
     *(Inputs(length=5, head_dim=width, rotary_dim=rotary) for rotary, width in SIZES),
+    *(Inputs(length=5, head_dim=width, rotary_dim=rotary, options="one-row") for rotary, width in SIZES),
     *(_by_heads(q, k, length=2) for q, k in HEADS),
+    *(_by_heads(q, k, length=2, options="one-row") for q, k in HEADS[::2]),
+    Inputs(length=5, heads=8, table_view="sliced-rows", options="one-row"),
+    # More tokens than a block, a grid or a table of a kernel is likely to be cut for.
+    Inputs(length=1025, head_dim=64, rotary_dim=16),
     Inputs(length=0, options="one-row"),
     Inputs(length=1, options="one-row"),
+    # At position 0 nothing would turn.
+    *(Inputs(length=1, positions="ramp", options=options) for options in ("", "one-row", "no-gate")),
+    *(Inputs(length=1, positions="far", options=f"model-cache{rows}") for rows in ("", "+one-row")),
+    _by_heads(16, 4, length=1, positions="ramp"),
     Inputs(length=17, heads=4),
+    Inputs(batch=2, length=5, options="shared-rows"),
     *(
         Inputs(length=7, head_dim=2 * rotary, rotary_dim=rotary, options=name)
         for rotary, names in MAPS.items()
         for name in names
     ),
-    *(Inputs(length=7, options=options) for options in POSITIONS + OPTIONS),
-    *(Inputs(length=11, options=options) for options in UNREAD),
+    *(Inputs(length=7, heads=8, options=options) for options in POSITIONS + OPTIONS + ONE_ROW),
+    *(Inputs(length=11, heads=8, options=options) for options in UNREAD),
     Inputs(length=9, positions="row-ends", options="model-cache"),
     Inputs(length=9, positions="row-ends", options="model-cache+int32-positions+transposed-positions"),
     Inputs(length=9, positions="far", options="model-cache+one-row+sliced-positions"),
@@ -75,10 +90,12 @@ _ACCURACY = (
     Inputs(length=5, head_dim=80, rotary_dim=20, x_view="packed-qkv-misaligned", options="no-gate"),
 )
 _BACKWARD = (
+    *(Inputs(length=1, positions="ramp", options=options) for options in ("", "one-row")),
     *(Inputs(length=5, head_dim=width, rotary_dim=rotary) for rotary, width in SIZES),
     *(_by_heads(q, k, length=2) for q, k in HEADS),
-    *(Inputs(length=7, options=options) for options in (*POSITIONS[:3], *OPTIONS)),
-    *(Inputs(length=11, options=options) for options in UNREAD),
+    *(Inputs(length=5, head_dim=width, rotary_dim=rotary, options="one-row") for rotary, width in SIZES[::3]),
+    *(Inputs(length=7, heads=8, options=options) for options in POSITIONS + OPTIONS + ONE_ROW[:4]),
+    *(Inputs(length=11, heads=8, options=options) for options in UNREAD),
     Inputs(length=3, head_dim=256, rotary_dim=128, options="interleaved-16-24-24"),
     Inputs(length=16, payload="special", options="slots"),
     Inputs(length=5, heads=8, k_view="packed-qkv"),
@@ -86,6 +103,9 @@ _BACKWARD = (
 )
 _WEIGHTS = (
     (Inputs(length=5), "weights"),
+    (Inputs(length=5, heads=8), "weights-and-x"),
+    (Inputs(length=5, heads=8, options="one-row+no-gate"), "weights-and-x"),
+    (Inputs(length=5, heads=8), "k_weight-alone"),
     (Inputs(length=1, heads=4), "weights"),
     (Inputs(length=17, heads=5, options="one-row"), "weights"),
     (Inputs(length=9, options="plain-weights+float32-weights+no-gate"), "weights"),
@@ -96,6 +116,7 @@ _WEIGHTS = (
     (Inputs(length=5, payload="exact-sum"), "weights"),
     (Inputs(length=40, heads=5, payload="exact-sum"), "weights"),
     (Inputs(length=40, heads=5, payload="exact-sum", options="slots"), "weights"),
+    (Inputs(length=65, heads=10, k_heads=4, payload="exact-sum"), "weights"),
     (Inputs(length=33, head_dim=128, rotary_dim=128, payload="exact-sum", options="float32-weights"), "weights"),
 )
 _PURITY = (
@@ -104,7 +125,7 @@ _PURITY = (
     Inputs(length=5, heads=5, k_view="misaligned", options="float32-weights"),
 )
 _PADDING = (
-    (Inputs(length=9, options="slots"), "padding"),
+    (Inputs(length=9, heads=8, options="slots"), "padding"),
     (Inputs(length=9, options="slots+no-gate+one-row"), "padding"),
     (Inputs(length=9, head_dim=80, rotary_dim=20, options="slots+out-of-range+int32-positions"), "padding"),
 )
@@ -120,9 +141,10 @@ def _each_way(inputs: tuple[Inputs, ...]) -> tuple[_Entry, ...]:
 _STANDARD: dict[str, tuple[_Entry, ...]] = {
     "accuracy-forward": _ACCURACY,
     "accuracy-vjp": (*_BACKWARD, *_WEIGHTS),
-    "strict-bytes": _each_way(tuple(Inputs(length=7, options=options) for options in OPTIONS + UNREAD)),
+    "strict-bytes": _each_way(tuple(Inputs(length=7, heads=8, options=o) for o in OPTIONS + UNREAD + ONE_ROW[:4])),
     "purity": (*_each_way(_PURITY), *_PADDING),
     "no-copy": _each_way(_TWO_WAYS),
+    "table-gradient": ((Inputs(batch=2, length=5, options="shared-rows"), "both"),),
     "provenance": _each_way(_TWO_WAYS[:2]),
     "graph-replay": _each_way(_TWO_WAYS),
     "codegen": (*_each_way((_ALIGNED,)), (replace(_ALIGNED, options="no-gate"), "forward")),

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ropecheck.oracle.admissible import SEPARATE, AdmissibleSet
-from ropecheck.oracle.certify_fused import certify_fused, certify_fused_vjp
+from ropecheck.oracle.certify_fused import certify_fused
+from ropecheck.oracle.certify_fused_vjp import certify_fused_vjp
 from ropecheck.oracle.floats import bits, same
 from ropecheck.oracle.fused import NormRotation, strict_fused, strict_fused_vjp
 from ropecheck.oracle.fused_comparison import FusedComparison, FusedPoint, compare_fused, compare_fused_vjp

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +15,11 @@ from ropecheck.oracle.axis_maps import STYLES
 from ropecheck.oracle.fused import NormRotation
 from ropecheck.oracle.norm import Norm
 
-from ..cache_packing import axis_map_of, gradients_of_cache, model_cache, pack, place_positions
+from ..cache_packing import STRIDED_POSITIONS, axis_map_of, gradients_of_cache, model_cache, pack, place_positions
 from ..norm_payloads import NORM_PAYLOADS, Heads, gates, gradients, weights
 from ..payloads import Slots
 from ..views import TABLE_VIEWS, Placed, View, place
-from .family import Asked, Family, Keywords, Wanted
+from .family import Asked, Family, Keywords, Wanted, takes_keyword
 from .norm_expected import ExpectedNorm
 from .norm_heads import HeadCounts
 
@@ -47,19 +46,22 @@ _CACHE_DTYPES = {"bfloat16-cache": torch.bfloat16, "float16-cache": torch.float1
 _MAPS = {
     f"{style}-{'-'.join(map(str, section))}": (style, section)
     for style in ("contiguous", "interleaved", "round-robin")
-    for section in ((11, 11, 10), (24, 20, 20), (16, 24, 24), (1, 1, 30))
-}
+    for section in ((11, 11, 10), (24, 20, 20), (16, 24, 24), (1, 1, 30), (0, 16, 16))
+} | {"ernie-11-11-10": ("ernie", (11, 11, 10))}
 # Each with the keyword that the candidate must have for it, where it needs one.
 _OPTIONS = {
     "no-gate": "gate",
     "plain-weights": "weight_offset",
+    "half-offset": "weight_offset",
     "unrounded-norm": "round_norm",
     "fma": "fma",
     "large-eps": "eps",
     "slots": "slots",
+    "int32-slots": "slots",
+    "int32-map": "axis_map",
     **dict.fromkeys(_MAPS, "axis_map"),
     **dict.fromkeys(("one-row", "out-of-range", "float32-weights", "model-cache", *_CACHE_DTYPES), ""),
-    **dict.fromkeys(("int32-positions", "sliced-positions", "transposed-positions"), ""),
+    **dict.fromkeys(("int32-positions", "shared-rows", *STRIDED_POSITIONS), ""),
 }
 _LARGE_EPS = 0.3
 _POISON = 1 << 30
@@ -116,10 +118,18 @@ class NormRotateGate(Family):
             return False
         if given.x_view not in _X_VIEWS or given.k_view not in ("", *_X_VIEWS) or given.table_view not in _CACHE_VIEWS:
             return False
-        return all(not (keyword := _OPTIONS[option]) or _takes(run, keyword) for option in given.chosen)
+        # Without the keyword a kernel has the contract's map, which has no other width.
+        if self.axis_map not in (None, axis_map_of(self.own)) and not takes_keyword(run, "axis_map"):
+            return False
+        return all(not (keyword := _OPTIONS[option]) or takes_keyword(run, keyword) for option in given.chosen)
 
     def needs(self) -> set[str]:
-        return {"strided"} if self.inputs.chosen & {"sliced-positions", "transposed-positions"} else set()
+        claims = {
+            "strided": STRIDED_POSITIONS,
+            "any-dtype": {"float32-weights", *_CACHE_DTYPES},
+            "any-position": {"out-of-range"},
+        }
+        return {claim for claim, options in claims.items() if self.inputs.chosen & options}
 
     @property
     def head_dim(self) -> int:
@@ -141,7 +151,7 @@ class NormRotateGate(Family):
         assert own is not None
         return Norm(
             _LARGE_EPS if "large-eps" in chosen else own.eps,
-            0.0 if "plain-weights" in chosen else own.weight_offset,
+            0.0 if "plain-weights" in chosen else 0.5 if "half-offset" in chosen else own.weight_offset,
             own.round_norm and "unrounded-norm" not in chosen,
         )
 
@@ -163,7 +173,7 @@ class NormRotateGate(Family):
 
     def out_of_range(self, tokens: int) -> Tensor:
         """bool [T]: the tokens that have a position outside the cache, and are no padding."""
-        return (torch.arange(tokens) % 5 == 3) & ("out-of-range" in self.inputs.chosen) & ~self.padding(tokens)
+        return (torch.arange(tokens) % 2 == 0) & ("out-of-range" in self.inputs.chosen) & ~self.padding(tokens)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         at = self.heads.before_keys
@@ -233,7 +243,7 @@ class NormRotateGate(Family):
             if axis_map is None and made.positions.dim() == 2:
                 made = replace(made, positions=_one_row(made.positions))
         else:
-            made = pack(self._cached(cos), self._cached(sin), axis_map)
+            made = pack(self._cached(cos), self._cached(sin), axis_map, shared="shared-rows" in given.chosen)
         cache = made.cache.to(self._cache_dtype)
         where = place_positions(self._marked_positions(made.positions, len(cache)), given.chosen, made.nobody)
         tables = {
@@ -243,10 +253,12 @@ class NormRotateGate(Family):
             "positions": where,
         }
         if axis_map is not None:
-            tables["axis_map"] = place(torch.tensor(axis_map, device=device), (0,), (1,))
+            whole = torch.int32 if "int32-map" in given.chosen else torch.int64
+            tables["axis_map"] = place(torch.tensor(axis_map, dtype=whole, device=device), (0,), (1,))
         if "slots" in given.chosen:
             slots = torch.randperm(2 * tokens, generator=generator)[:tokens].masked_fill(self.padding(tokens), -1)
-            tables["slots"] = place(slots.to(where.view.dtype).to(device), (0,), (1,))
+            whole = torch.int32 if "int32-slots" in given.chosen else where.view.dtype
+            tables["slots"] = place(slots.to(whole).to(device), (0,), (1,))
         return tables
 
     def sizes_of_tokens(self, tables: Sequence[Tensor]) -> tuple[int | None, ...]:
@@ -264,8 +276,8 @@ class NormRotateGate(Family):
             "eps": norm.eps, "weight_offset": norm.weight_offset, "round_norm": norm.round_norm,
             "gate": self.heads.gate, "fma": "fma" in self.inputs.chosen,
         }  # fmt: skip
-        tables = tuple(name if _takes(function, name) else "" for name in self._named_tables)
-        return Keywords({name: value for name, value in values.items() if _takes(function, name)}, tables)
+        tables = tuple(name if takes_keyword(function, name) else "" for name in self._named_tables)
+        return Keywords({name: value for name, value in values.items() if takes_keyword(function, name)}, tables)
 
     def expected(self, operands: Operands, *, backward: bool) -> ExpectedNorm:
         heads, x = self.heads, operands.x.as_given()
@@ -308,13 +320,16 @@ class NormRotateGate(Family):
         return table.to(self._cache_dtype).float()
 
     def _marked_positions(self, positions: Tensor, rows: int) -> Tensor:
-        """``positions`` with those of padding beyond every cache, and one row of each token that is out of range."""
+        """``positions`` with those of padding beyond every cache, one row of each token that is out of range, and the
+        rows that no lane reads, which put no token out of range."""
         padding, outside = self.padding(positions.shape[-1]), self.out_of_range(positions.shape[-1])
         wrong = [-1, rows, rows + 1, -(1 << 31)]
         # As 32 bits, these would be rows of the cache.
         wrong += [] if "int32-positions" in self.inputs.chosen else [1 << 32, (1 << 32) + rows - 1]
         moved = positions.clone()
         used = sorted(set(self.axis_map or ()))
+        if "out-of-range" in self.inputs.chosen and used:
+            moved[[row for row in range(len(moved)) if row not in used]] = -1
         for number, token in enumerate(outside.nonzero().flatten().tolist()):
             place_of = (used[number % len(used)], token) if used else (token,)
             moved[place_of] = wrong[number % len(wrong)]
@@ -325,12 +340,3 @@ def _one_row(positions: Tensor) -> Tensor:
     if not bool((positions == positions[0]).all()):
         raise ValueError("positions must be the same in every row where one row is to stand for all")
     return positions[0]
-
-
-def _takes(function: Callable[..., Any], keyword: str) -> bool:
-    """Whether ``function`` can be called with ``keyword``; one without a signature is taken to know all."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return True
-    return keyword in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

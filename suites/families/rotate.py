@@ -27,6 +27,10 @@ class Rotate(Family):
     activations: ClassVar[tuple[str, ...]] = ("x",)
     outputs: ClassVar[tuple[str, ...]] = ("x",)
     differentiable_tables: ClassVar[tuple[str, ...]] = ("cos", "sin")
+    unclaimable: ClassVar[Mapping[str, str]] = {
+        "any-dtype": "the contract says what its tables are",
+        "any-position": "its call has no positions",
+    }
 
     @classmethod
     def takes(cls, own: Contract) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..cache_packing import axis_map_of, gradients_of_cache, model_cache, pack, place_positions
+from ..cache_packing import STRIDED_POSITIONS, axis_map_of, gradients_of_cache, model_cache, pack, place_positions
 from ..views import TABLE_VIEWS, Placed
 from .expected import ExpectedRotation
 from .family import Asked, Family
@@ -36,9 +36,13 @@ class RotateQK(Family):
     gathers: ClassVar[bool] = True
     differentiable_tables: ClassVar[tuple[str, ...]] = ("cos_sin_cache",)
     options: ClassVar[frozenset[str]] = frozenset(
-        {"int32-positions", "sliced-positions", "transposed-positions", "model-cache"}
+        {"int32-positions", "model-cache", "shared-rows", *STRIDED_POSITIONS}
     )
-    unclaimable: ClassVar[Mapping[str, str]] = {"conjugate": "its call has no such keyword"}
+    unclaimable: ClassVar[Mapping[str, str]] = {
+        "conjugate": "its call has no such keyword",
+        "any-dtype": "the contract says what its cache is",
+        "any-position": "its contracts do not say what a position outside the cache gives",
+    }
 
     @classmethod
     def takes(cls, own: Contract) -> bool:
@@ -65,7 +69,7 @@ class RotateQK(Family):
         return super().suits(run) and tables and not given.conjugate
 
     def needs(self) -> set[str]:
-        return {"strided"} if self.inputs.chosen & {"sliced-positions", "transposed-positions"} else set()
+        return {"strided"} if self.inputs.chosen & STRIDED_POSITIONS else set()
 
     @property
     def q_heads(self) -> int:
@@ -90,7 +94,7 @@ class RotateQK(Family):
                 raise ValueError("positions must be given where the model's own cache is read")
             made = model_cache(self.own, positions, cos.dtype, cos.device)
         else:
-            made = pack(cos, sin, axis_map_of(self.own))
+            made = pack(cos, sin, axis_map_of(self.own), shared="shared-rows" in options)
         return {
             "cos_sin_cache": TABLE_VIEWS[self.inputs.table_view](made.cache),
             "positions": place_positions(made.positions, options, made.nobody),

@@ -5,17 +5,18 @@ Positions that start again are asked of every family: the samples of a case lie 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..cases import Inputs
     from .family import Asked
 
-_HEADS = ((16, 4), (24, 4), (64, 8), (8, 1), (1, 1))
+_HEADS = ((16, 4), (24, 4), (64, 8), (8, 1), (4, 4), (32, 32), (1, 1))
 _WIDTHS = ((20, 80), (16, 64), (32, 128), (64, 128), (128, 128), (64, 256), (128, 256), (72, 72), (256, 256))
 _STORAGES = (
-    "int32-positions", "sliced-positions", "transposed-positions", "int32-positions+sliced-positions",
-    "int32-positions+transposed-positions",
+    "int32-positions", "sliced-positions", "transposed-positions", "misaligned-positions",
+    "int32-positions+sliced-positions", "int32-positions+transposed-positions", "int32-positions+misaligned-positions",
 )  # fmt: skip
 
 
@@ -41,7 +42,11 @@ def further(judgement: str, plan: str) -> Asked:
         "fullgraph": ("forward/dynamic",),
         "export": ("dynamic",),
         "device-guard": ("forward/tensors-elsewhere", "vjp/side-stream"),
+        "table-gradient": ("both",),
     }.get(judgement, ())
+    if judgement == "table-gradient":
+        # Both samples are counted from zero, and their tokens share rows of the cache: gradients are added there.
+        rows = columns = apart = Inputs(batch=2, length=5, options="shared-rows")
     chosen = (rows,) if plan == "smoke" else (rows, columns, apart)
     return tuple((given, variant) for given in chosen for variant in variants)
 
@@ -56,7 +61,12 @@ def _accuracy(plan: str) -> tuple[Inputs, ...]:
         *(Inputs(length=11, heads=5, options=stored) for stored in _STORAGES),
         *(Inputs(length=11, heads=5, k_view="heads-first", options=stored) for stored in _STORAGES),
         *(of_heads(q, k, 17) for q, k in _HEADS),
-        *(of_heads(q, k, 1) for q, k in _HEADS[:2]),
+        # Without the claim strided, too. At position 0 nothing would turn.
+        *(Inputs(length=2, heads=q + k, k_heads=k) for q, k in _HEADS),
+        *(replace(of_heads(q, k, 1), positions="ramp") for q, k in _HEADS[:2]),
+        *(Inputs(length=1, heads=q + k, k_heads=k, positions="far", options="model-cache") for q, k in _HEADS[:2]),
+        *(Inputs(length=1, positions="ramp", payload=payload) for payload in ("basis-first", "basis-second")),
+        Inputs(batch=2, length=5, options="shared-rows"),
         # The model's own rows, at positions whose numbers end in one, two and three bytes, and two samples from zero.
         Inputs(length=9, positions="row-ends", options="model-cache"),
         Inputs(length=9, positions="row-ends", options="model-cache+int32-positions"),

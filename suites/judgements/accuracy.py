@@ -42,6 +42,8 @@ _STANDARD = (
     # Decode: one token, several samples.
     Inputs(batch=2, length=1, table="per-sample"),
     Inputs(batch=2, length=1),
+    # Of a single sample, at a position where something turns.
+    Inputs(length=1, positions="far"),
     Inputs(batch=3, length=11, heads=5, payload="index-coded", table="per-sample"),
     # Slow lanes print their sine at full relative precision at small positions.
     Inputs(length=255, heads=1, payload="basis-first", positions="ramp"),
@@ -93,6 +95,8 @@ _STANDARD = (
         for v in ("contiguous", "heads-first", "packed-qkv", "channels-stride-2", "misaligned", "heads-stride-2")
     ),
     Inputs(batch=2, length=5, heads=5, x_view="heads-first", k_view="wider-heads", payload="index-coded"),
+    # As many heads of k as of q.
+    Inputs(batch=2, length=5, heads=8, k_heads=4, table="per-sample"),
     Inputs(batch=2, length=5, heads=8, x_view="wider-heads", k_view="heads-first", table="per-sample"),
     Inputs(batch=2, length=5, heads=7, x_view="packed-qkv", k_view="sequence-first", gradient_view="heads-first"),
 )
@@ -151,7 +155,7 @@ def judge_forward(candidate: Candidate, case: Case, seed: int) -> Finding:
 
 
 def judge_vjp(candidate: Candidate, case: Case, seed: int) -> Finding:
-    if case.variant == WEIGHTS:
+    if case.variant in WEIGHTS:
         return judge_weights(candidate, case, seed)
     given = build(case, seed)
     operands = (given.x.view, given.call, given.gradient.view)

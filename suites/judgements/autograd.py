@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -157,10 +158,10 @@ def _accumulated(candidate: Candidate, given: Operands, other: Operands) -> Iter
     leaves = tuple(part.detach().requires_grad_() for part in parts(candidate, family, given.x.view))
     # Each use by a view of its own: what belongs to one use is summed before the uses are.
     uses = [applied(candidate, tuple(leaf.view_as(leaf) for leaf in leaves), given.call) for _ in upstream]
-    both, gradients = (*uses[0], *uses[1]), (*upstream[0], *upstream[1])
-    guarded("the backward of run", lambda: torch.autograd.backward(both, gradients))
     again = applied(candidate, leaves, given.call)
-    guarded("the backward of run", lambda: torch.autograd.backward(again, upstream[0]))
+    for results, gradients in (((*uses[0], *uses[1]), (*upstream[0], *upstream[1])), (again, upstream[0])):
+        incoming = tuple(g.view(y.shape) for y, g in zip(results, gradients, strict=True))
+        guarded("the backward of run", partial(torch.autograd.backward, results, incoming))
     for leaf, first, second in zip(leaves, *single, strict=True):
         if leaf.grad is None:
             raise CandidateFault("the backward of run leaves .grad empty")
@@ -213,17 +214,20 @@ def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Itera
 
 
 def _table_overwritten(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative | str]:
-    leaves, results = _recorded(candidate, given)
-    for name in given.family.differentiable_tables:
-        given.tables[name].view.neg_()
-    try:
-        got = pulled_back(results, leaves, _upstream(given))
-    except CandidateFault as fault:
-        yield _refusal(fault)
-        return
-    # The oracle's tables are those that were given.
-    expected = given.expected(backward=True)
-    yield Derivative("the gradient after the tables were written over", expected, given.family.undivided(got))
+    written = [*given.family.differentiable_tables, *(["positions"] if "positions" in given.tables else [])]
+    for name in written:
+        table = given.tables[name].view
+        leaves, results = _recorded(candidate, given)
+        table.copy_(-table if table.is_floating_point() else table.flip(-1))
+        try:
+            got = pulled_back(results, leaves, _upstream(given))
+        except CandidateFault as fault:
+            yield _refusal(fault)
+        else:
+            # The oracle's tables are those that were given.
+            what = f"the gradient after {name} was written over"
+            yield Derivative(what, given.expected(backward=True), given.family.undivided(got))
+        table.copy_(given.tables[name].as_given())
 
 
 def _recorded_in_place(candidate: Candidate, given: Operands) -> Iterator[Derivative | str]:

@@ -27,9 +27,17 @@ def _other_rows(positions: Tensor) -> Tensor:
     return torch.stack((row, row))
 
 
+def _other_kind(positions: Tensor) -> Tensor:
+    """Three rows for a contract of one, and one for a contract of three."""
+    return positions.expand(3, -1) if positions.dim() == 1 else positions[0]
+
+
 _CACHE, _POSITIONS = "cos_sin_cache", "positions"
+NARROW_FOR_THE_MAP = "cache-of-fewer-lanes-than-the-map"
+"""Of a contract with an axis map alone: elsewhere it is a smaller rotary dimension."""
 
 _ROTATE_QK: dict[str, BadCall] = {
+    "positions-of-the-other-kind": (lambda q, k, cache, positions: (q, k, cache, _other_kind(positions)), _POSITIONS),
     "q-is-no-tensor": (lambda q, k, cache, positions: (q.tolist(), k, cache, positions), "q"),
     "positions-of-fp32": (lambda q, k, cache, positions: (q, k, cache, positions.float()), _POSITIONS),
     "positions-of-two-rows": (lambda q, k, cache, positions: (q, k, cache, _other_rows(positions)), _POSITIONS),
@@ -48,6 +56,8 @@ _ROTATE_QK: dict[str, BadCall] = {
     "cache-of-rank-1": (lambda q, k, cache, positions: (q, k, cache[0], positions), _CACHE),
     "cache-of-rank-3": (lambda q, k, cache, positions: (q, k, cache[None], positions), _CACHE),
     "cache-of-fp64": (lambda q, k, cache, positions: (q, k, cache.double(), positions), _CACHE),
+    "cache-of-another-dtype": (lambda q, k, cache, positions: (q, k, _other_dtype(cache), positions), _CACHE),
+    NARROW_FOR_THE_MAP: (lambda q, k, cache, positions: (q, k, cache[:, :-2], positions), _CACHE),
     "cache-of-odd-width": (lambda q, k, cache, positions: (q, k, cache[:, :-1], positions), _CACHE),
     "cache-wider-than-a-head": (lambda q, k, cache, positions: (q, k, cache.repeat(1, 2), positions), f"{_CACHE}|q"),
     "cache-on-another-device": (lambda q, k, cache, positions: (q, k, cache.to("meta"), positions), _CACHE),

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
-from ..invocation import forward, outputs, vjp
+from ..invocation import outputs, vjp
 from ..verdicts import Finding, failed, passed
+from ..views import Placed
 from .judgement import Judgement, first_of
 
 PADDING = "padding"
@@ -79,8 +82,11 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     with uninitialised_memory_is_nan():
         if backward:
             got = vjp(candidate, given.x.view, given.call, given.gradient.view, on_the_spot=True)
+            results: tuple[Tensor, ...] = (got,)
         else:
-            got = forward(candidate, given.x.view, given.call, on_the_spot=True)
+            results = outputs(candidate, given.x.view, given.call, on_the_spot=True, watch=True)
+            got = given.family.joined(results)
+    results = () if candidate.in_place else results
     got = got.clone() if candidate.in_place else got
     if candidate.in_place:
         # What may have changed is put back; what is left is what may not have.
@@ -93,7 +99,8 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         if count:
             return failed(f"{count} bytes of {name}'s storage (guard bands included) changed", **facts)
     for name, placed in watched.items():
-        if got.numel() and got.untyped_storage().data_ptr() == placed.view.untyped_storage().data_ptr():
+        memory = placed.view.untyped_storage().data_ptr()
+        if any(y.numel() and y.untyped_storage().data_ptr() == memory for y in results):
             return failed(f"the output shares memory with {name}", **facts)
     if facts["NaN or unwritten"]:
         where = dict(zip(("sample", "token", "head", "channel"), first_of(unwritten), strict=True))
@@ -102,12 +109,22 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     return passed(**facts)
 
 
+def _as_it_is(placed: Placed) -> Placed:
+    return Placed(placed.view, placed.storage.clone())
+
+
 def _padding(candidate: Candidate, given: Operands) -> Finding:
-    """Rows of the outputs that belong to padding must hold what they were allocated with, which here is NaN."""
+    """Rows of the outputs that belong to padding must hold what they were allocated with, which here is NaN.
+
+    Padding has finite values here, and positions of rows that the cache has: whoever writes it writes no NaN.
+    """
     family = given.family
+    padding = family.padding(given.x.view.shape[1])
+    given.x.view[0, padding] = 1.0
+    given.tables["positions"].view[..., padding] = 0
+    given = replace(given, x=_as_it_is(given.x), tables={name: _as_it_is(t) for name, t in given.tables.items()})
     with uninitialised_memory_is_nan():
         results = outputs(candidate, given.x.view, given.call)
-    padding = family.padding(given.x.view.shape[1])
     written = {name: int((~y[padding].isnan()).sum()) for name, y in zip(family.outputs, results, strict=False)}
     changed = {name: placed.changed_bytes() for name, placed in given.placed().items()}
     facts: dict[str, Any] = {"elements of padding written": written, "bytes changed": changed}

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from ropecheck.oracle.contracts import contract
 
+from ..cache_packing import axis_map_of
 from ..candidates import Candidate, described
 from ..cases import Case, Inputs, Operands, build, cases_of
 from ..families import FAMILIES
 from ..invocation import CandidateFault, guarded, parts
 from ..verdicts import Finding, failed, passed
 from ..views import Placed
-from .bad_calls import BAD_CALLS
+from .bad_calls import BAD_CALLS, NARROW_FOR_THE_MAP
 from .bad_norm_calls import BAD_NAMED_CALLS
 from .judgement import Judgement
 
@@ -70,7 +71,8 @@ def _variants(candidate: Candidate, plan: str) -> Iterator[tuple[Inputs, str]]:
     own = contract(candidate.contract)
     if candidate.family in BAD_CALLS:
         for name in list(BAD_CALLS[candidate.family])[: 4 if plan == "smoke" else None]:
-            yield given, name
+            if name != NARROW_FOR_THE_MAP or axis_map_of(own) is not None:
+                yield given, name
         return
     if candidate.family in BAD_NAMED_CALLS:
         taken = FAMILIES[candidate.family](own, given).keywords(candidate.run)

@@ -21,7 +21,7 @@ from ropecheck.oracle.floats import same
 
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
-from ..invocation import forward, vjp
+from ..invocation import derivatives, outputs, vjp_outputs
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement
 
@@ -57,10 +57,21 @@ def _variants(candidate: Candidate, device: str, plan: str) -> Iterator[tuple[In
             yield given, f"{_FORCE}{name}"
 
 
+def _results(candidate: Candidate, given: Operands, variant: str) -> tuple[torch.Tensor, ...]:
+    """The outputs, or the gradients, as the candidate returns them."""
+    if not variant.startswith("vjp"):
+        return outputs(candidate, given.x.view, given.call, watch=True)
+    if candidate.vjp is None:
+        return derivatives(candidate, given.x.view, given.call, given.gradient.view, watch=True)[1]
+    return vjp_outputs(candidate, given.call, given.gradient.view, watch=True)
+
+
+def _whole(given: Operands, variant: str, results: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return given.family.undivided(results) if variant.startswith("vjp") else given.family.joined(results)
+
+
 def _call(candidate: Candidate, given: Operands, variant: str) -> torch.Tensor:
-    if variant.startswith("vjp"):
-        return vjp(candidate, given.x.view, given.call, given.gradient.view)
-    return forward(candidate, given.x.view, given.call)
+    return _whole(given, variant, _results(candidate, given, variant))
 
 
 def _inputs_differ(given: Operands, other: Operands, variant: str) -> bool:
@@ -71,8 +82,8 @@ def _inputs_differ(given: Operands, other: Operands, variant: str) -> bool:
 def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
     given, other = build(case, seed), build(case, seed + 1)
     forced = case.variant.removeprefix(_FORCE) if case.variant.startswith(_FORCE) else ""
-    kept = _call(candidate, given, case.variant)
-    first = kept.clone()
+    kept = _results(candidate, given, case.variant)
+    first = _whole(given, case.variant, kept).clone()
     calls = 2 if forced else int(case.variant.partition("calls=")[2])
     facts: dict[str, Any] = {"calls": calls, "elements": first.numel()}
     with candidate.configs[forced]() if forced else nullcontext():
@@ -84,7 +95,7 @@ def judge(candidate: Candidate, case: Case, seed: int) -> Finding:
         between = _call(candidate, other, case.variant)
         if _inputs_differ(given, other, case.variant) and bool(same(between, first).all()):
             return failed("another input is given the first input's output", **facts)
-        if found := _unlike(kept, first, 1, ""):
+        if found := _unlike(_whole(given, case.variant, kept), first, 1, ""):
             return failed(f"a later call overwrites an earlier one's output: {found}", **facts)
         if not forced:
             longer = replace(case, inputs=replace(case.inputs, length=case.inputs.length + _LONGER))
@@ -104,14 +115,23 @@ def _unlike(got: torch.Tensor, first: torch.Tensor, number: int, forced: str) ->
 
 
 def _stale_table(candidate: Candidate, case: Case, given: Operands, seed: int) -> str:
-    """Write another table into the memory of the first: the output must be that of the other table."""
+    """Write other tables over the first, each alone and then all: the output must be that of the others."""
     elsewhere = "far" if case.inputs.positions == "ramp" else "ramp"
     other = build(replace(case, inputs=replace(case.inputs, positions=elsewhere)), seed)
-    expected = _call(candidate, replace(given, tables=other.tables), case.variant).clone()
-    for name, table in given.tables.items():
-        table.view.copy_(other.tables[name].view)
-    count = int((~same(_call(candidate, given, case.variant), expected)).sum())
-    return f"{count} of {expected.numel()} elements are those of a table that was overwritten since" if count else ""
+    for names in (*([name] for name in given.tables), list(given.tables)):
+        # In fresh memory, of which nobody can have kept anything.
+        fresh = {**build(case, seed).tables, **{name: other.tables[name] for name in names}}
+        expected = _call(candidate, replace(given, tables=fresh), case.variant).clone()
+        before = {name: given.tables[name].view.clone() for name in names}
+        for name in names:
+            given.tables[name].view.copy_(other.tables[name].view)
+        count = int((~same(_call(candidate, given, case.variant), expected)).sum())
+        for name in names:
+            given.tables[name].view.copy_(before[name])
+        if count:
+            what = " and ".join(names)
+            return f"{count} of {expected.numel()} elements are those of {what} that was overwritten since"
+    return ""
 
 
 REPEATABILITY = Judgement(

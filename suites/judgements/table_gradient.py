@@ -27,6 +27,7 @@ from torch import Tensor
 from ropecheck.oracle.floats import format_of
 from ropecheck.oracle.recipes import Recipe
 
+from ..cache_packing import rows_read
 from ..candidates import Candidate
 from ..cases import Case, Inputs, Operands, build, cases_of
 from ..families import FAMILIES, Call, shown
@@ -162,14 +163,19 @@ def _exact(given: Operands, name: str) -> tuple[Tensor, Tensor]:
     shared = given.cos.view.dim() == 2
     dims = (0, 2) if shared else (2,)
     terms = torch.stack((first, second))
-    size, reach = (terms.abs().sum(0) + off).sum(dims), off.sum(dims)
+    exact, size, reach = terms.sum(0).sum(dims), (terms.abs().sum(0) + off).sum(dims), off.sum(dims)
     n = 2 * x0.shape[2] * (x0.shape[0] if shared else 1)
+    if "shared-rows" in case.inputs.chosen:
+        # Tokens that read one row of a cache have one gradient, the sum.
+        row = rows_read(given.cos.as_given(), given.sin.as_given())
+        n *= int(row.bincount().max())
+        exact, size, reach = (torch.zeros_like(t).index_add_(0, row, t)[row] for t in (exact, size, reach))
     working, table = _coarsest(case.contract.backward, case.torch_dtype), given.cos.view.dtype
     growth = _gamma(n + 1, max(_unit(working), _unit(table)))
     underflow = (n * _least(working) + _least(table)) * (1 + growth)
     # What fp64 itself loses in the sum, of magnitudes too.
     own = _gamma(n, _unit(torch.float64))
-    return terms.sum(0).sum(dims), (growth * (1 + own) + own) * size + reach + underflow
+    return exact, (growth * (1 + own) + own) * size + reach + underflow
 
 
 def _coarsest(recipe: Recipe, activation: torch.dtype) -> torch.dtype:

@@ -30,11 +30,11 @@ def printed(*things: Any) -> list[str]:
 
 
 def test_many_candidates_have_a_row_each() -> None:
-    """Fourteen candidates and every judgement fit a log; only what is not all passed is named."""
+    """Seventeen candidates and every judgement fit a log; only what is not all passed is named."""
     verdicts = [verdict(name, judgement) for name in NAMES for judgement in JUDGEMENTS]
     verdicts += [verdict(NAMES[3], "purity", "fail"), verdict(NAMES[5], "no-copy", "not-applicable")]
     lines = printed(table(verdicts))
-    assert len(NAMES) == 14
+    assert len(NAMES) == 17
     assert len(lines) <= len(NAMES) + 6
     rows = {name: next(line for line in lines if name in line) for name in NAMES}
     assert "purity 1 pass, 1 fail" in rows[NAMES[3]]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "four counts": ({"section": [2, 2, 2, 2]}, ValueError, r"section: expected three counts"),
     "negative": ({"section": [5, 5, -2]}, ValueError, r"section: expected three counts"),
     "fractions": ({"section": [3.0, 3.0, 2.0]}, TypeError, r"section: expected three integers"),
+    "no sequence": ({"section": 8}, TypeError, r"section: expected three integers in a sequence, got 8"),
+    "nothing": ({"section": None}, TypeError, r"section: expected three integers in a sequence, got None"),
+    "a set": ({"section": {3, 2}}, TypeError, r"section: expected three integers in a sequence, got \{2, 3\}"),
+    "a bool": ({"section": [True, 5, 2]}, TypeError, r"section: expected three integers"),
+    "fractional R": ({"rotary_dim": 16.0}, TypeError, r"rotary_dim: expected an even integer .* got 16.0"),
     "odd R": ({"rotary_dim": 15}, ValueError, r"rotary_dim: expected an even integer .* got 15"),
     "no R": ({"rotary_dim": 0}, ValueError, r"rotary_dim: expected an even integer .* got 0"),
     "unknown order": ({"order": "wht"}, ValueError, r"order: expected '(thw|hwt)', .* got 'wht'"),
@@ -117,3 +123,14 @@ def test_map_survives_a_cast_and_is_not_saved() -> None:
         assert torch.equal(cast().get_buffer("axis_map"), wanted)
         assert module.get_buffer("axis_map").dtype == torch.int64
     assert "axis_map" not in module.state_dict()
+
+
+@pytest.mark.parametrize("builder", ANY_BUILDER)
+def test_integers_of_any_kind_are_counts(builder: str) -> None:
+    """NumPy's too, and those of a tensor; a module that is built on the meta device gets a map there."""
+    build, order = ANY_BUILDER[builder]
+    wanted = build([3, 3, 2], 16, order=order)
+    assert torch.equal(build(np.array([3, 3, 2]), np.int64(16), order=order), wanted)
+    assert torch.equal(build(torch.tensor([3, 3, 2]), 16, order=order), wanted)
+    with torch.device("meta"):
+        assert build([3, 3, 2], 16, order=order).shape == wanted.shape

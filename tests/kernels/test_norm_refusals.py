@@ -91,10 +91,14 @@ REFUSALS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "slots dtype": ({"slots": POSITIONS.short()}, TypeError, r"slots: expected int32 or int64, got torch\.int16"),
     "slots length": ({"slots": POSITIONS[1:]}, ValueError, r"slots: expected \[5\], one for each token, got shape"),
-    "eps no number": ({"eps": "1e-6"}, TypeError, r"eps: expected a number, got str"),
+    "eps no number": ({"eps": "1e-6"}, TypeError, r"eps: expected an int or a float, got str"),
     "eps negative": ({"eps": -1e-6}, ValueError, r"eps: expected a number that is not negative, got -1e-06"),
-    "eps NaN": ({"eps": float("nan")}, ValueError, r"eps: expected a finite number, got nan"),
-    "offset infinite": ({"weight_offset": float("inf")}, ValueError, r"weight_offset: expected a finite number"),
+    "eps NaN": ({"eps": float("nan")}, ValueError, r"eps: expected a number that fp32 holds, got nan"),
+    "offset infinite": ({"weight_offset": float("inf")}, ValueError, r"weight_offset: expected a number that fp32 "),
+    "offset beyond fp32": ({"weight_offset": 1e39}, ValueError, r"weight_offset: expected a number that fp32 holds"),
+    "eps a bool": ({"eps": True}, TypeError, r"eps: expected an int or a float, got bool"),
+    "gate no bool": ({"gate": 1}, TypeError, r"gate: expected True or False, got 1"),
+    "round_norm no bool": ({"round_norm": "no"}, TypeError, r"round_norm: expected True or False, got 'no'"),
     "backend": ({"backend": "eager"}, ValueError, r"backend: expected 'auto', 'cuda', 'triton' .* got 'eager'"),
 }
 

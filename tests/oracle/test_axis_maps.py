@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ropecheck.oracle.axis_maps import STYLES, contiguous, ernie, interleaved, require, round_robin
 
@@ -99,3 +100,10 @@ def test_a_consumer_of_one_style_gets_exactly_that() -> None:
         require("round-robin", made[:-1], section, 64)
     with pytest.raises(ValueError, match="style must be one of contiguous, interleaved, round-robin, ernie, not 'glm'"):
         require("glm", made, section, 64)
+
+
+@pytest.mark.parametrize("given", [None, 3, ["x"] * 8, [0.5] * 8, torch.zeros(2, 4, dtype=torch.int64)])
+def test_what_is_no_map_is_said_to_be_none(given: object) -> None:
+    """Nothing is rounded or read from text on the way."""
+    with pytest.raises(ValueError, match=r"^axis_map must be a sequence of integers, not "):
+        require("contiguous", given, (3, 3, 2), 16)  # type: ignore[arg-type]

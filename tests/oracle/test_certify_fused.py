@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from ropecheck.oracle.certify import CertificationError
-from ropecheck.oracle.certify_fused import certify_fused, certify_fused_vjp
+from ropecheck.oracle.certify_fused import certify_fused
+from ropecheck.oracle.certify_fused_vjp import certify_fused_vjp, certify_weight_gradient
 from ropecheck.oracle.fused import NormRotation, strict_fused, strict_fused_vjp
-from ropecheck.oracle.fused_comparison import FusedPoint, compare_fused, compare_fused_vjp
+from ropecheck.oracle.fused_comparison import FusedPoint, compare_fused, compare_fused_vjp, compare_weight_gradient
 from ropecheck.oracle.norm import Norm
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -96,3 +97,20 @@ def test_true_gradients_are_inside(engine: str, dtype: torch.dtype) -> None:
     off = replace(points[0], low=points[0].high + 1.0, high=points[0].high + 2.0)
     with pytest.raises(CertificationError, match=r"the true gradient .* is outside"):
         certify_fused_vjp(given, gradient, [off], using=engine)
+
+
+@engines
+@dtypes
+def test_agrees_with_the_oracle_on_the_gradient_of_the_weight(engine: str, dtype: torch.dtype) -> None:
+    """Real arithmetic lies within the bounds of every channel; a span that is moved beside it is loud."""
+    if engine == "arb":
+        pytest.importorskip("flint", reason="python-flint is not installed: mpmath certifies")
+    given, _ = sample(dtype)
+    gradient = torch.randn(given.x.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    points = compare_weight_gradient(given, gradient, strict_fused_vjp(given, gradient)[1], samples=40).sample
+    certificate = certify_weight_gradient(given, gradient, points, using=engine)
+    assert (certificate.points, certificate.arithmetic) == (len(points), engine)
+    point = points[3]
+    moved = replace(point, low=beside(point.high, dtype, math.inf), high=math.inf)
+    with pytest.raises(CertificationError, match=f"channel {point.index[2]}: the true gradient of the weight"):
+        certify_weight_gradient(given, gradient, [moved], using=engine)

@@ -175,8 +175,8 @@ ANSWERS = {
     "wrong-shape": "run returned shape (1, 7, 3, 127), where x has shape (1, 7, 3, 128)",
     "wrong-dtype": "run returned dtype torch.float64, where x has dtype torch.bfloat16",
     "wrong-device": "run returned device meta, where x has device cpu",
-    "wrong-type": "run returned list, not a tensor",
-    "nothing": "run returned NoneType, not a tensor",
+    "wrong-type": "run returned list, not a tensor, for x",
+    "nothing": "run returned NoneType, not a tensor, for x",
     "exiting": "run raised SystemExit: enough (candidates_under_test.py:18)",
 }
 LIMIT = 6

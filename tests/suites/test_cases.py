@@ -34,9 +34,9 @@ CANDIDATES = (
         replace(c, unavailable="", devices=("cpu",))
         for c in (*shipped.CANDIDATES, *diffusers.CANDIDATES, *transformers.CANDIDATES)
     ),
-    *(stranger(f"{contract}-{claim}", contract, claim) for contract in ROTATIONS for claim in CLAIMS),
+    *(stranger(f"{contract}-{claim}", contract, claim) for contract in ROTATIONS for claim in claims_of("rotate")),
     *(stranger(f"{contract}-nothing", contract) for contract in ROTATIONS),
-    *(stranger(f"{contract}-everything", contract, *CLAIMS) for contract in ROTATIONS),
+    *(stranger(f"{contract}-everything", contract, *claims_of("rotate")) for contract in ROTATIONS),
     stranger("in-place", "qwen-image", "vjp", in_place=True, vjp=lambda gradient, cos, sin: gradient),
     *(
         stranger(f"{contract}-rotate_qk-{'-'.join(claims) or 'nothing'}", contract, *claims, family="rotate_qk")
@@ -96,7 +96,7 @@ def test_case_ids_are_unique(candidate: Candidate, plan: str) -> None:
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_every_planned_position_can_be_made(name: str) -> None:
     """No case of any plan asks for a grid that the contract's model cannot have."""
-    held = {c.inputs for c in cases(stranger("all", name, *CLAIMS), "full") if c.inputs.table != "logical"}
+    held = {c.inputs for c in cases(stranger("all", name, *claims_of("rotate")), "full") if c.inputs.table != "logical"}
     for given in held:
         assert positions_of(CONTRACTS[name], given).shape[-2] == given.length
 

@@ -165,7 +165,8 @@ def test_no_case_asks_what_its_family_has_not(family: str, plan: str) -> None:
     assert all(0 <= q.inputs.k_heads < max(1, q.inputs.heads) for q in asked)
     found = set().union(*(q.inputs.chosen for q in asked))
     assert found == (FAMILIES[family].options if plan != "smoke" else found)
-    assert any(q.inputs.k_heads for q in asked) == (family == "rotate_qk")
+    pairs = family == "rotate_pair" and plan != "smoke"
+    assert any(q.inputs.k_heads for q in asked) == (pairs or family == "rotate_qk")
 
 
 def test_new_dimensions_show_in_the_id() -> None:

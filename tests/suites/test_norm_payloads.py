@@ -159,14 +159,14 @@ def test_marked_tokens_are_marked() -> None:
     family, positions = given.family, positions_of(given)
     assert isinstance(family, NormRotateGate)
     padding, outside = family.padding(21), family.out_of_range(21)
-    assert (int(padding.sum()), int(outside.sum())) == (5, 3)
+    assert (int(padding.sum()), int(outside.sum())) == (5, 11)
     assert torch.equal(given.tables["slots"].view == -1, padding)
     assert bool((positions[:, padding] == 1 << 30).all())
     assert bool(given.x.view[0, padding].isnan().all())
     assert bool(given.x.view[0, ~padding].isfinite().all())
     rows = given.tables["cos_sin_cache"].view.shape[0]
     wrong = (positions < 0) | (positions >= rows)
-    assert wrong[:, outside].sum(0).tolist() == [1, 1, 1]
+    assert wrong[:, outside].sum(0).tolist() == [1] * 11
     assert not bool(wrong[:, ~(padding | outside)].any())
     far = positions_of(operands(length=40, options="out-of-range+one-row"))
     beyond = far[(far < 0) | (far >= operands(length=40, options="one-row").tables["cos_sin_cache"].view.shape[0])]
