@@ -39,7 +39,6 @@ test: $(INSTALLED)
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 docs: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --constraint constraints/constraints.txt --group docs
 	$(BIN)/mkdocs build --strict
 
 clean:

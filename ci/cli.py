@@ -23,11 +23,16 @@ from ropecheck.suites.judgements import JUDGEMENTS
 from ropecheck.suites.judging import Selection
 from ropecheck.suites.verdicts import canonical
 
-from . import listings, report, sanitize_command, sensitivity
-from .environment import devices, record
-from .evidence import EvidenceError, close, document, prepare
+from . import ci_command, gate_command, gate_report, listings, report, sanitize_command, sensitivity
+from .at_hand import of_a_run
+from .environment import record
+from .evidence import command as evidence_command
+from .evidence.form import EvidenceError
+from .evidence.writing import close, document, prepare, with_sources
 from .explain import explain
-from .policy import PolicyError, load_policy, outcome_of, required_cells, shipped_policies
+from .gate import gated
+from .policy import PolicyError
+from .policy_file import load_policy, shipped_policies
 from .preflight import lacking
 from .progress import watched
 from .verify import (
@@ -111,6 +116,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     sensitivity.add_options(sub, _natural, _positive)
 
+    sub = command("gate", _gate, "hold evidence to a policy", epilog=gate_command.EXIT_STATUS)
+    gate_command.add_options(sub)
+
+    sub = commands.add_parser("evidence", help="show, check, join, pack and compare evidence")
+    evidence_command.add_options(sub)
+    sub.set_defaults(command=_evidence)
+
     sub = command("explain", _explain, "judge one case alone and show its worst elements", epilog=EXIT_STATUS)
     sub.add_argument("case", metavar="CASE[@CANDIDATE]", help="as a report names it")
     sub.add_argument("--candidate", action="append", default=[], help="FILE.py or package.module:attribute; repeatable")
@@ -122,6 +134,8 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("judgements", _judgements, "list the judgements, what they ask, and how many cases they have")
     sub.add_argument("--plan", choices=PLANS, default="standard")
+
+    ci_command.add_options(command("ci", _ci, "run the workflows of a repository on this machine; watch a hosted run"))
 
     command("doctor", _doctor, "say what this machine has, and what cannot be done without the rest")
     return parser
@@ -174,29 +188,33 @@ def _verify(options: argparse.Namespace) -> int:
         out = options.out.absolute() if options.out else Path(scratch) / "report"
         folder = prepare(out)
         inventory = take_inventory(run)
-        if policy is not None and not options.candidates:
-            run = without_idle(run, inventory, policy)
-        outcome = Outcome([c for c in inventory if c["specification"] in run.specifications])
+        if policy is not None:
+            run = run if options.candidates else without_idle(run, inventory, policy)
+            policy.check(c["name"] for c in inventory)
+        judged = with_sources([c for c in inventory if c["specification"] in run.specifications])
+        outcome = Outcome(judged)
         with watched(console, outcome) as tell:
             check = listings.PinCheck(sorted({c["contract"] for c in outcome.candidates}))
             carry_out(run, folder, outcome, tell)
             outcome.pins = check.reports()
-        required = None
-        if policy is not None:
-            required = required_cells(policy, outcome.verdicts, len(devices()), outcome.candidates)
-        status = exit_status(outcome, selection, required)
-        settings = {"candidates": run.specifications, "selection": asdict(selection), "seed": run.seed,
-                    "workers": run.workers, "exit status": status, "inventory": outcome.candidates,
-                    "policy": outcome_of(policy, required) if policy is not None and required is not None else None,
+        settings = {"kind": "verify", "candidates": list(run.specifications), "selection": asdict(selection),
+                    "seed": run.seed, "workers": run.workers,
+                    "policy": {"name": policy.name, "sha256": policy.sha256} if policy is not None else None,
                     "started": started.isoformat(timespec="seconds"),
                     "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1)}  # fmt: skip
-        evidence = document(outcome.verdicts, record(), outcome.pins, settings)
+        evidence = document(judged, outcome.verdicts, record(), outcome.pins, settings)
+        required = None
+        if policy is not None:
+            ended = datetime.now(timezone.utc)
+            required = gated(policy.of_a_run(), [evidence], of_a_run(run, evidence), ended)
+        status = exit_status(outcome, selection, required)
+        evidence["run"]["exit status"] = status
         if options.out:
-            close(folder, out, evidence)
+            close(folder, out, evidence, outcome.verdicts)
     origin = {c["name"]: c["specification"] for c in outcome.candidates}
     report.summary(console, outcome.verdicts, outcome.pins, origin)
     if policy is not None and required is not None:
-        report.held_to(console, policy, required)
+        gate_report.shown(console, policy, required)
     if count := lost(outcome):
         said = "; ".join(f"{device}: {line}" for device, line in outcome.sessions.items())
         console.print(f"[yellow]{count} cases were not reached, for a session ended early:[/] {escape(said)}")
@@ -205,7 +223,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.out:
         console.print(f"report in {options.out}")
     if options.json:
-        print(canonical(evidence))
+        print(canonical({**evidence, "verdicts": [v.as_json() for v in outcome.verdicts]}))
     return status
 
 
@@ -215,6 +233,14 @@ def _sanitize(options: argparse.Namespace) -> int:
 
 def _sensitivity(options: argparse.Namespace) -> int:
     return sensitivity.run(options, _console(stderr=options.json))
+
+
+def _gate(options: argparse.Namespace) -> int:
+    return gate_command.run(options, _console(stderr=options.json))
+
+
+def _evidence(options: argparse.Namespace) -> int:
+    return evidence_command.run(options, _console(stderr=options.json))
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -252,6 +278,10 @@ def _judgements(options: argparse.Namespace) -> int:
     else:
         _console().print(listings.judgement_table(rows, options.plan))
     return 0
+
+
+def _ci(options: argparse.Namespace) -> int:
+    return ci_command.run(options, _console(stderr=options.json))
 
 
 def _doctor(options: argparse.Namespace) -> int:

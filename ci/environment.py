@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -152,10 +153,33 @@ def record() -> dict[str, Any]:
         "native library": native_library(),
         "sources": source_hashes(),
         "exact arithmetic": arithmetic(),
-        "runner": "local workflow" if os.environ.get("ACT") else "ci" if os.environ.get("CI") else "person",
+        "runner": runner(),
+        "run url": run_url(),
         "commit": commit(),
         **{name: version_of(name) for name in packages},
     }
+
+
+def runner() -> str:
+    """Who runs this: ``hosted`` or ``self-hosted`` runners, a ``local workflow`` (act), or a ``person``.
+
+    act sets the variables of a hosted workflow as well: it is asked for first, so that a local run is never recorded as
+    a hosted one.
+    """
+    if os.environ.get("ACT"):
+        return "local workflow"
+    if os.environ.get("GITHUB_ACTIONS") == "true" and os.environ.get("RUNNER_ENVIRONMENT") == "github-hosted":
+        return "hosted"
+    return "self-hosted" if os.environ.get("CI") else "person"
+
+
+def run_url() -> str | None:
+    """The page of the workflow run that this is part of; None outside one, and in a local one."""
+    if runner() not in ("hosted", "self-hosted"):
+        return None
+    parts = [os.environ.get(name) for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")]
+    url = "{}/{}/actions/runs/{}".format(*parts)
+    return url if all(parts) and re.fullmatch(r"https://[A-Za-z0-9_./-]+", url) else None
 
 
 def _cuda_driver() -> str | None:

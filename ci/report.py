@@ -14,8 +14,6 @@ from rich.table import Table
 from ropecheck.suites.judgements import JUDGEMENTS
 from ropecheck.suites.verdicts import Verdict, count
 
-from .policy import Policy, RequiredCell
-
 _STYLES = {"pass": "green", "fail": "bold red", "blocked": "yellow", "not-applicable": "dim"}
 _SHOWN_PER_CELL = 2
 _NOT_ASKED, _BLOCKED = "[dim]n/a[/]", "[yellow]blocked[/]"
@@ -75,28 +73,6 @@ def _together(totals: dict[str, str]) -> str:
         unasked = said in (_NOT_ASKED, _BLOCKED) and len(names) > 3
         parts.append(f"{('the others' if parts else 'all') if last and unasked else ', '.join(names)} {said}")
     return "; ".join(parts)
-
-
-def held_to(console: Console, policy: Policy, cells: Sequence[RequiredCell]) -> None:
-    """Print what became of the cells that a policy requires: those not met, and those that it allows to be blocked.
-    A permission's cells that were blocked for one reason share a line."""
-    for cell in cells:
-        if not cell.met:
-            console.print(f"[red]required[/] {escape(cell.cell)}: {cell.state}: {escape(cell.reason)}", highlight=False)
-    allowed: dict[str, list[str]] = defaultdict(list)
-    for cell in cells:
-        if cell.state == "permitted":
-            allowed[cell.reason].append(cell.cell)
-    for reason, names in allowed.items():
-        console.print(f"[yellow]allowed to be blocked[/] {escape(', '.join(names))}: {escape(reason)}", highlight=False)
-    passed = sum(cell.state == "passed" for cell in cells)
-    blocked = sum(map(len, allowed.values()))
-    unmet = len(cells) - passed - blocked
-    console.print(
-        f"policy {escape(policy.name)}: {len(cells)} cells required, {passed} passed, {blocked} allowed to be blocked, "
-        f"{unmet} not met",
-        style="red" if unmet else "green",
-    )
 
 
 def _cell(cells: dict[tuple[str, str, str], list[Verdict]], judgement: str, candidate: str, devices: list[str]) -> str:

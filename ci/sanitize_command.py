@@ -17,15 +17,19 @@ from rich.table import Table
 
 from ropecheck.suites.cases import PLANS
 from ropecheck.suites.judgements.sanitizer import TOOLS
+from ropecheck.suites.judging import Selection
 from ropecheck.suites.verdicts import FAIL, PASS, Verdict, canonical, count
 
 from .environment import record
-from .evidence import close, document, prepare
+from .evidence.writing import close, document, prepare, with_sources
 from .report import blocked_reasons
 from .sanitize import OURS, Sanitized, Sanitizing, exit_status, questions, sanitize, version
+from .verify import Run, expected
 
 _STYLES = {"pass": "green", "fail": "bold red", "blocked": "yellow"}
 _FAILURES_SHOWN = 5
+_LONGEST = 2000
+"""Characters of a tool's report of its planted fault that the evidence holds; the folder has all of it."""
 
 
 def add_options(
@@ -61,25 +65,30 @@ def run(options: argparse.Namespace, console: Console) -> int:
         out = options.out.absolute() if options.out else Path(scratch) / "report"
         folder = prepare(out)
         asked = questions(what, folder)
+        specifications = what.specifications or (OURS,)
+        names = {question.candidate for question in asked}
+        judged = with_sources([c for c in expected(Run(specifications, Selection(what.plan))) if c["name"] in names])
         console.print(f"{len(asked)} cases under {', '.join(what.tools)}")
         outcome = sanitize(what, asked, folder, lambda line: console.print(line, highlight=False, markup=False))
         status = exit_status(outcome.verdicts)
         settings = {
-            "candidates": what.specifications or (OURS,), "tools": what.tools, "plan": what.plan, "seed": what.seed,
-            "workers": what.workers, "exit status": status, "compute-sanitizer": version(),
-            "planted faults": outcome.plants, "started": started.isoformat(timespec="seconds"),
+            "kind": "sanitize", "candidates": specifications,
+            "selection": {"plan": what.plan, "tools": what.tools, "cases": what.cases}, "seed": what.seed,
+            "workers": what.workers, "exit status": status, "policy": None, "compute-sanitizer": version(),
+            "planted faults": {tool: text[:_LONGEST] for tool, text in outcome.plants.items()},
+            "started": started.isoformat(timespec="seconds"),
             "seconds": round((datetime.now(timezone.utc) - started).total_seconds(), 1),
         }  # fmt: skip
-        evidence = document(outcome.verdicts, record(), [], settings)
+        evidence = document(judged, outcome.verdicts, record(), [], settings)
         if options.out:
             for tool, reported in outcome.plants.items():
                 (folder / f"planted-{tool}.txt").write_text(reported + "\n")
-            close(folder, out, evidence)
+            close(folder, out, evidence, outcome.verdicts)
     _show(console, what, outcome)
     if options.out:
         console.print(f"report in {options.out}")
     if options.json:
-        print(canonical(evidence))
+        print(canonical({**evidence, "verdicts": [v.as_json() for v in outcome.verdicts]}))
     return status
 
 

@@ -19,7 +19,8 @@ from ropecheck.suites.judging import Selection
 from ropecheck.suites.verdicts import Verdict
 
 from .environment import python_command
-from .policy import Policy, PolicyError, RequiredCell
+from .policy import Policy, PolicyError
+from .states import Cell
 
 SHIPPED = tuple(f"ropecheck.suites.adapters.{name}:CANDIDATES" for name in ("shipped", "diffusers", "transformers"))
 """What is judged where no candidate is named: our kernels, and the vendors' functions that contracts are pinned to."""
@@ -65,7 +66,7 @@ def held_to(selection: Selection, policy: Policy) -> Selection:
         for option, chosen in narrowing.items():
             if chosen:
                 raise PolicyError(f"{option} leaves out cases of plan {policy.plan}, which policy {policy.name} asks")
-    return replace(selection, devices=selection.devices or policy.devices)
+    return replace(selection, devices=selection.devices or policy.of_a_run().devices)
 
 
 def without_idle(run: Run, candidates: Sequence[dict[str, Any]], policy: Policy) -> Run:
@@ -115,13 +116,23 @@ def take_inventory(run: Run, limit: float = 300.0) -> list[dict[str, Any]]:
     return chosen
 
 
-def _inventory(run: Run, device: str, selection: Selection, limit: float) -> list[dict[str, Any]]:
+def expected(run: Run, limit: float = 600.0) -> list[dict[str, Any]]:
+    """The candidates with ``asked``: the cases that evidence of a machine that lacks nothing must hold.
+
+    Raises :class:`UsageError` as :func:`take_inventory` does.
+    """
+    return _inventory(run, "cpu", run.selection, limit, anywhere=True)
+
+
+def _inventory(
+    run: Run, device: str, selection: Selection, limit: float, *, anywhere: bool = False
+) -> list[dict[str, Any]]:
     command = python_command("ropecheck.suites.inventory")
     where = " or ".join(run.specifications)
     try:
         done = subprocess.run(
-            command, input=request(list(run.specifications), selection), capture_output=True, text=True,
-            timeout=limit, env=environment_of(device), check=False,
+            command, input=request(list(run.specifications), selection, anywhere=anywhere), capture_output=True,
+            text=True, timeout=limit, env=environment_of(device), check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise UsageError(f"{where} does not import within {limit:g} s") from None
@@ -201,8 +212,8 @@ def _completed(verdict: Verdict, outcome: Outcome, run: Run) -> Verdict:
     return replace(verdict, contract=contract, seed=run.seed)
 
 
-def exit_status(outcome: Outcome, selection: Selection, required: Sequence[RequiredCell] | None) -> int:
-    """0 everything required passed, 1 a fail, 3 something required was blocked or not run, 4 the oracle failed.
+def exit_status(outcome: Outcome, selection: Selection, required: Sequence[Cell] | None) -> int:
+    """0 everything required passed, 1 a fail, 3 something required was blocked or not asked, 4 the oracle failed.
 
     ``required`` are the cells of a policy; None without one, when what the devices of this machine can run is required.
     """
@@ -211,7 +222,7 @@ def exit_status(outcome: Outcome, selection: Selection, required: Sequence[Requi
     if any(report["state"] == "unequal" for report in outcome.pins):
         return 4
     unmet = [cell for cell in required or () if not cell.met]
-    if any(v.verdict == "fail" for v in outcome.verdicts) or any(not cell.could_not_run for cell in unmet):
+    if any(v.verdict == "fail" for v in outcome.verdicts) or any(cell.state == "failed" for cell in unmet):
         return 1
     if required is not None:
         # Where everything may be blocked, a run that executed nothing has still shown nothing.

@@ -58,14 +58,17 @@ def blocked_on(device: str) -> str:
     return ""
 
 
-def questions(candidate: Candidate, selection: Selection) -> Iterator[Case | Unasked]:
-    """Every case that ``candidate`` is asked, and one :class:`Unasked` for each cell without."""
+def questions(candidate: Candidate, selection: Selection, *, anywhere: bool = False) -> Iterator[Case | Unasked]:
+    """Every case that ``candidate`` is asked, and one :class:`Unasked` for each cell without.
+
+    With ``anywhere``, as on a machine that lacks nothing: no cell is blocked for want of a device or a package.
+    """
     if selection.contracts and candidate.contract not in selection.contracts:
         return
     for device in candidate.devices:
         if selection.devices and device not in selection.devices:
             continue
-        blocked = candidate.unavailable or blocked_on(device)
+        blocked = "" if anywhere else candidate.unavailable or blocked_on(device)
         for judgement in JUDGEMENTS.values():
             if selection.judgements and judgement.name not in selection.judgements:
                 continue
@@ -77,7 +80,7 @@ def questions(candidate: Candidate, selection: Selection) -> Iterator[Case | Una
                 asked = iter([Unasked(judgement.name, device, "not-applicable", judgement.not_on[device])])
             elif candidate.family in judgement.not_of:
                 asked = iter([Unasked(judgement.name, device, "not-applicable", judgement.not_of[candidate.family])])
-            elif lack := blocked or judgement.lacking():
+            elif lack := "" if anywhere else blocked or judgement.lacking():
                 asked = iter([Unasked(judgement.name, device, "blocked", lack)])
             else:
                 asked = (

@@ -1,10 +1,11 @@
-"""Evidence folders: closed last, checked when read."""
+"""Evidence as a run writes it: the documents, the statement, the environment."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import json
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,58 +15,178 @@ import pytest
 import torch
 
 from ropecheck.ci import environment
-from ropecheck.ci.evidence import EvidenceError, close, document, load, prepare
+from ropecheck.ci.evidence import writing
+from ropecheck.ci.evidence.cells import cells
+from ropecheck.ci.evidence.form import EvidenceError
+from ropecheck.ci.evidence.reading import load
+from ropecheck.ci.evidence.statement import statement
+from ropecheck.ci.evidence.writing import close, measured, prepare, with_sources
+from ropecheck.ci.evidence.writing import document as writing_document
+from ropecheck.ci.sources import judging_hash
 from ropecheck.suites.verdicts import Verdict
 
-VERDICT = Verdict("c", "qwen-image", "purity", "cpu", "float32", "purity/x", "pass", facts={"elements": 3})
+Made = Any
 
 
-def written(folder: Path) -> Path:
-    close(prepare(folder), folder, document([VERDICT], {"torch": "x"}, [], {"seed": 0}))
-    return folder
+def test_round_trip(made: Made) -> None:
+    """What was written is read, and the cells count it."""
+    verdicts = [made.verdict(facts={"elements": 3}), made.verdict("two", "fail", reason="why", facts={"x": math.inf})]
+    evidence = load(made.written("report", verdicts))
+    assert [v.case for v in evidence.verdicts or ()] == [v.case for v in verdicts]
+    ((part,), document) = (evidence.parts, evidence.documents[0])
+    assert part.document is document
+    (cell,) = document["cells"]
+    assert (cell["pass"], cell["fail"], cell["elements"], cell["reasons"]) == (1, 1, 3, ["why"])
+    assert "blocked" not in cell
+    (candidate,) = document["candidates"]
+    assert set(candidate["sources"]["files"]) == {"mine.py"}
+    assert candidate["packages"]["torch"]
+    assert document["judging"]["purity"]["neox"] == judging_hash("purity", "neox")
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    """What was written is read, and the compact form counts it."""
-    folder = written(tmp_path / "report")
-    assert [Verdict.from_json(v) for v in load(folder)["verdicts"]] == [VERDICT]
-    (cell,) = json.loads((folder / "cells.json").read_text())["cells"]
-    assert (cell["pass"], cell["elements"]) == (1, 3)
+def test_cells_know_their_cases(made: Made) -> None:
+    """The digest of a cell changes with a case that is renamed, left out or added, and not with verdicts and order."""
+    def cases(*verdicts: Verdict) -> str:
+        (cell,) = cells(verdicts)
+        return str(cell["cases"])
+
+    one, two = made.verdict("one"), made.verdict("two")
+    assert cases(one, two) == cases(two, one) == cases(made.verdict("one", "fail"), two)
+    assert len({cases(one, two), cases(one), cases(one, made.verdict("Two")), cases(one, two, made.verdict("3"))}) == 4
 
 
-def test_canonical_bytes_do_not_depend_on_order(tmp_path: Path) -> None:
+def test_canonical_bytes_do_not_depend_on_order(made: Made) -> None:
     """Two runs with the same verdicts write the same bytes."""
-    other = Verdict("b", "qwen-image", "purity", "cpu", "float32", "purity/y", "fail", "why", {"x": float("inf")})
-    for name, verdicts in (("one", [VERDICT, other]), ("two", [other, VERDICT])):
-        close(prepare(tmp_path / name), tmp_path / name, document(verdicts, {}, [], {}))
-    assert (tmp_path / "one" / "verdicts.json").read_bytes() == (tmp_path / "two" / "verdicts.json").read_bytes()
+    one, two = made.verdict("one"), made.verdict("two", "fail", reason="why")
+    first, second = made.written("first", [one, two]), made.written("second", [two, one])
+    for name in ("evidence.json", "verdicts.json", "statement.json", "manifest.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_half_written_folder_is_refused(tmp_path: Path) -> None:
-    """A run that did not end has left no manifest."""
-    partial = prepare(tmp_path / "report")
-    (partial / "verdicts.json").write_text("{}")
-    with pytest.raises(EvidenceError, match=r"holds no manifest\.json"):
-        load(partial)
+def test_the_manifest_is_written_last_and_lists_every_other_file(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the run ends before it, the folder is half-written; where it does not, nothing is left out."""
+    folder = made.written("report", [made.verdict()])
+    listed = json.loads((folder / "manifest.json").read_text())["sha256"]
+    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert set(listed) == there - {"manifest.json"}
+    partial, document = prepare(made.folder / "other"), made.document([])
+    monkeypatch.setattr("ropecheck.ci.evidence.writing.statement", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        close(partial, made.folder / "other", document)
+    assert not (partial / "manifest.json").exists()
+    assert not (made.folder / "other").exists()
 
 
-@pytest.mark.parametrize("damage", ["edit", "remove"])
-def test_changed_file_is_refused(tmp_path: Path, damage: str) -> None:
-    """The manifest notices an edited and a missing file."""
-    folder = written(tmp_path / "report")
-    target = folder / "verdicts.json"
-    target.write_text(target.read_text().replace("pass", "fail")) if damage == "edit" else target.unlink()
-    with pytest.raises(EvidenceError, match="missing or not as the manifest says"):
-        load(folder)
-
-
-def test_earlier_report_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
+def test_earlier_report_is_replaced_only_by_a_whole_one(made: Made) -> None:
     """Until the new run is closed the old report stands."""
-    folder = written(tmp_path / "report")
-    prepare(folder)
-    assert load(folder)["run"] == {"seed": 0}
-    close(tmp_path / "report.partial", folder, document([], {}, [], {"seed": 1}))
-    assert load(folder)["run"] == {"seed": 1}
+    folder = made.written("report", [made.verdict()])
+    partial = prepare(folder)
+    assert load(folder).documents[0]["run"]["seed"] == 0
+    close(partial, folder, made.document([made.verdict()], seed=1))
+    assert load(folder).documents[0]["run"]["seed"] == 1
+
+
+def test_what_is_written_can_be_read(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many failures lose all but their worst element, and a log that is too large is left out and said to be."""
+    monkeypatch.setattr(writing, "LARGEST_FILE", 4000)
+    elements = {"worst elements": [{"lane": n} for n in range(100)]}
+    verdicts = [made.verdict(str(n), "fail", reason="why", facts=elements, worst={"lane": 0}) for n in range(4)]
+    partial, out = prepare(made.folder / "report"), made.folder / "report"
+    (partial / "pytest.log").write_text("x" * 5000)
+    close(partial, out, made.document(verdicts, exit_status=1), verdicts)
+    found = load(out)
+    assert [(v.facts, v.worst) for v in found.verdicts or ()] == 4 * [({}, {"lane": 0})]
+    assert "pytest.log" not in found.container.names
+    assert "had 0 MiB, more than" in (out / "pytest.log.left-out").read_text()
+    more = [made.verdict(str(n)) for n in range(100)]
+    assert load(made.written("more", more)).verdicts is None
+    assert load(made.folder / "more").documents[0]["cells"][0]["pass"] == 100
+
+
+@pytest.mark.parametrize("there", ["file", "folder"])
+def test_what_no_run_left_is_not_replaced(tmp_path: Path, there: str) -> None:
+    """A file, and a folder of something else, are refused before a run begins."""
+    out = tmp_path / "precious"
+    if there == "file":
+        out.write_text("")
+    else:
+        out.mkdir()
+        (out / "thesis.tex").write_text("")
+    with pytest.raises(EvidenceError, match=r"is a file|is not empty"):
+        prepare(out)
+
+
+def test_a_source_that_changes_while_it_is_judged_is_refused(made: Made) -> None:
+    """Which of both texts was judged cannot be told."""
+    judged = with_sources(made.inventory)
+    path = made.folder / "mine.py"
+    path.write_text(path.read_text().replace("a * c", "c * a"))
+    with pytest.raises(EvidenceError, match=r"mine\.py of mine/right was changed while it was judged"):
+        writing_document(judged, [made.verdict()], {}, [], {})
+
+
+def test_the_statement_is_a_test_result(made: Made) -> None:
+    """It names its subject by hash, and a failed cell is neither passed nor warned of."""
+    verdicts = [
+        made.verdict(), made.verdict("two", judgement="laws"), made.verdict("3", "blocked", judgement="laws"),
+        made.verdict("4", "fail", judgement="refusals"), made.verdict("5", "not-applicable", judgement="opcheck"),
+    ]  # fmt: skip
+    folder = made.written("report", verdicts, exit_status=1)
+    told = json.loads((folder / "statement.json").read_text())
+    assert told["_type"] == "https://in-toto.io/Statement/v1"
+    assert told["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
+    assert told["subject"][0]["digest"]["sha256"] == environment.sha256(folder / "evidence.json")
+    found = told["predicate"]
+    assert found["passedTests"] == ["mine/right x purity x cpu x float32"]
+    assert found["warnedTests"] == ["mine/right x laws x cpu x float32"]
+    assert found["failedTests"] == ["mine/right x refusals x cpu x float32"]
+    assert found["result"] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("status", "verdicts", "result"),
+    [(0, ("pass",), "PASSED"), (3, ("pass",), "WARNED"), (0, ("pass", "blocked"), "WARNED"), (4, ("pass",), "FAILED"),
+     (1, ("pass",), "FAILED"), (0, ("fail",), "FAILED")],
+)  # fmt: skip
+def test_a_statement_is_no_better_than_its_run(made: Made, status: int, verdicts: tuple[str, ...], result: str) -> None:
+    """Neither a failing exit status nor a failing or blocked case is told as passed."""
+    judged = [made.verdict(str(n), verdict) for n, verdict in enumerate(verdicts)]
+    told = statement([made.document(judged, exit_status=status)], 64 * "0")
+    assert told["predicate"]["result"] == result
+
+
+def test_sensitivity_counts_what_was_judged() -> None:
+    """Blocked and equivalent faults are no part of the share, and nothing judged is no coverage."""
+    def record(name: str, **said: Any) -> Any:
+        return SimpleNamespace(**{"name": name, "blocked": "", "equivalent": "", "survives": False} | said)
+
+    others = record("c", blocked="no GPU"), record("d", equivalent="x")
+    found = measured([record("a"), record("b", survives=True), *others])
+    assert (found["faults"], found["judged"], found["seen"], found["coverage"]) == (4, 2, 1, 0.5)
+    assert found["survivors"] == ["b"]
+    assert measured([record("c", blocked="no GPU")])["coverage"] == 0.0
+
+
+RUNNERS = [
+    ({}, "person"),
+    ({"CI": "true"}, "self-hosted"),
+    ({"CI": "true", "GITHUB_ACTIONS": "true", "RUNNER_ENVIRONMENT": "github-hosted"}, "hosted"),
+    ({"CI": "true", "GITHUB_ACTIONS": "true", "RUNNER_ENVIRONMENT": "self-hosted"}, "self-hosted"),
+    ({"ACT": "true", "CI": "true", "GITHUB_ACTIONS": "true", "RUNNER_ENVIRONMENT": "github-hosted"}, "local workflow"),
+]
+
+
+@pytest.mark.parametrize(("variables", "runner"), RUNNERS)
+def test_who_runs_it_is_recorded(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], runner: str) -> None:
+    """A local workflow is never recorded as a hosted one, and has no page."""
+    for name in ("ACT", "CI", "GITHUB_ACTIONS", "RUNNER_ENVIRONMENT"):
+        monkeypatch.delenv(name, raising=False)
+    page = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "a/b", "GITHUB_RUN_ID": "7"}
+    for name, value in (variables | page).items():
+        monkeypatch.setenv(name, value)
+    assert environment.runner() == runner
+    expected = "https://github.com/a/b/actions/runs/7" if "hosted" in runner else None
+    assert environment.run_url() == expected
 
 
 def test_the_record_identifies_devices_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ropecheck.ci.policy import RequiredCell
+from ropecheck.ci.states import Cell
 from ropecheck.ci.verify import SHIPPED, Outcome, exit_status
 from ropecheck.suites.judging import Selection
 from ropecheck.suites.verdicts import Verdict
@@ -68,19 +68,27 @@ def test_our_own_kernels_for_a_gpu_are_not_required_without_one(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("state", "status"),
-    [("passed", 0), ("permitted", 0), ("blocked", 3), ("missing", 3), ("failed", 1), ("not-applicable", 1)],
+    ("state", "allowed", "status"),
+    [
+        ("passed", False, 0),
+        ("overridden", False, 0),
+        ("blocked", True, 0),
+        ("blocked", False, 3),
+        ("missing", False, 3),
+        ("expired", False, 3),
+        ("failed", False, 1),
+    ],
 )
-def test_with_policy(state: Any, status: int) -> None:
-    """A required cell that could not run is 3, one that is not passed for another reason is 1."""
+def test_with_policy(state: Any, allowed: bool, status: int) -> None:
+    """A required cell that failed is 1, one that is not met for another reason is 3."""
     found = outcome(verdict("pass"), verdict("blocked"))
-    assert exit_status(found, Selection(), [RequiredCell("cell", state)]) == status
+    assert exit_status(found, Selection(), [Cell(("cell",), state, allowed=allowed)]) == status
 
 
 def test_policy_does_not_excuse_the_rest() -> None:
     """A failure of what nothing requires is a failure, the judge's own failure comes first, and no question is lost."""
-    met = [RequiredCell("cell", "passed")]
-    unmet = [RequiredCell("cell", "failed")]
+    met = [Cell(("cell",), "passed")]
+    unmet = [Cell(("cell",), "failed")]
     assert exit_status(outcome(verdict("pass"), verdict("fail")), Selection(), met) == 1
     broken = outcome(verdict("blocked", **{"judge failed": "certification"}))
     assert exit_status(broken, Selection(), unmet) == 4

@@ -1,98 +1,130 @@
-"""The shipped policy ``gpu``, what it needs of a machine, and how a run under a policy begins and ends."""
+"""The shipped policies: what they require of our kernels and need of a machine; how a run under one begins and ends."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 import torch
 
 from ropecheck.ci import environment, preflight
-from ropecheck.ci.evidence import load
-from ropecheck.ci.policy import Policy, RequiredCell, Requirement, load_policy, required_cells
+from ropecheck.ci.evidence.reading import load
+from ropecheck.ci.policy import Policy, Requirement
+from ropecheck.ci.policy_file import load_policy, shipped_policies
 from ropecheck.ci.preflight import lacking
 from ropecheck.ci.verify import Run, without_idle
 from ropecheck.suites.adapters.shipped import CANDIDATES
+from ropecheck.suites.candidates import Candidate
 from ropecheck.suites.families import FAMILIES
 from ropecheck.suites.judgements import JUDGEMENTS
+from ropecheck.suites.judgements.sanitizer import SANITIZER
+from ropecheck.suites.judgements.sanitizer import cases as sanitizer_cases
 from ropecheck.suites.judging import Selection
-from ropecheck.suites.verdicts import Verdict
 
 Command = Callable[..., "tuple[int, str, str]"]
 
+POOR = 'reason = "poor"\nexpires = 9999-01-01\n'
 QUICK = ("--plan", "smoke", "--dtype", "float32", "-n", "1")
+
+
+def required(name: str, device: str) -> set[tuple[str, str]]:
+    """Candidate and judgement of every required cell of a device; each must be named, so that one that is gone is
+    missing."""
+    own = {c.name for c in CANDIDATES}
+    return {(n, j) for _, n, j, d in load_policy(name).required(own) if d == device}
+
+
+def ours(device: str) -> list[Candidate]:
+    return [c for c in CANDIDATES if device in c.devices]
+
+
+def answerable(candidate: Candidate, judgement: str, device: str) -> bool:
+    """Whether a candidate of ours is asked something, and can answer: autograd has no part in a vjp of its own, torch
+    operations have no kernel of the candidate's to read, and an interpreted kernel copies by its nature."""
+    asked = JUDGEMENTS[judgement]
+    return (
+        asked.claim in (None, *candidate.provides)
+        and candidate.family not in asked.not_of
+        and device not in asked.not_on
+        and (candidate.vjp is None or judgement not in ("autograd", "higher-vjp", "table-gradient"))
+        and (bool(candidate.kernels) or judgement != "codegen")
+        and (device == "cuda" or judgement != "no-copy")
+        and any(True for _ in asked.cases(candidate, device, "bfloat16", "standard"))
+    )
+
+
+@pytest.mark.parametrize(("name", "device"), [("cpu", "cpu"), ("cpu", "cuda"), ("gpu", "cuda"), ("gpu-full", "cuda")])
+def test_whatever_can_be_answered_is_required(name: str, device: str) -> None:
+    """Of every candidate of ours on that device, and nothing that cannot: that would be red for ever."""
+    expected = {(c.name, j) for c in ours(device) for j in JUDGEMENTS if answerable(c, j, device)}
+    assert {cell for cell in required(name, device) if cell[1] != SANITIZER} == expected
+
+
+@pytest.mark.parametrize("name", shipped_policies())
+def test_every_candidate_is_written_out(name: str) -> None:
+    """A pattern would not miss what is gone."""
+    named = {candidate for r in load_policy(name).requirements for candidate in r.candidates}
+    assert named == {c.name for c in CANDIDATES}
 
 
 def test_gpu_names_every_judgement() -> None:
     """One that is registered and required of nobody would be asked and gate nothing."""
-    named = {judgement for r in load_policy("gpu").requirements for judgement in r.judgements}
-    assert named == set(JUDGEMENTS)
+    assert {judgement for _, judgement in required("gpu", "cuda")} == set(JUDGEMENTS)
 
 
-def test_gpu_names_every_candidate_of_ours_on_cuda() -> None:
-    """By its full name, so that one that is gone is missing; and on cuda alone."""
-    policy = load_policy("gpu")
-    named = {candidate for r in policy.requirements for candidate in r.candidates}
-    assert named == {c.name for c in CANDIDATES if "cuda" in c.devices}
-    assert policy.devices == ["cuda"]
-
-
-def test_gpu_requires_what_is_claimed_and_has_cases() -> None:
-    """What a candidate does not claim would be not-applicable, and what has no case missing: red for ever."""
-    policy, candidates = load_policy("gpu"), {c.name: c for c in CANDIDATES}
-    required = [(candidates[n], JUDGEMENTS[j]) for r in policy.requirements for n in r.candidates for j in r.judgements]
-    assert len(required) == len({(c.name, j.name) for c, j in required})
-    assert [(c.name, j.name) for c, j in required if j.claim not in (None, *c.provides)] == []
-    empty = [
-        (candidate.name, judgement.name)
-        for candidate, judgement in required
-        for dtype in candidate.dtypes
-        if not any(True for _ in judgement.cases(candidate, "cuda", dtype, policy.plan))
-    ]
-    assert empty == []
-
-
-def test_gpu_requires_every_dtype_and_the_claims_that_widen_cases() -> None:
+@pytest.mark.parametrize("name", shipped_policies())
+def test_every_dtype_and_the_claims_that_widen_cases_are_required(name: str) -> None:
     """Every candidate in three dtypes; of all the claims that widen cases and that its family has room for."""
-    policy = load_policy("gpu")
+    policy = load_policy(name)
     assert [r for r in policy.requirements if set(r.dtypes) != {"bfloat16", "float16", "float32"}] == []
-    claims = {name: set(r.claims) for r in policy.requirements if r.claims for name in r.candidates}
-    ours = [c for c in CANDIDATES if "cuda" in c.devices]
+    claims: dict[str, set[str]] = {}
+    for r in policy.requirements:
+        for candidate in r.candidates:
+            claims.setdefault(candidate, set()).update(r.claims)
     widening = {"strided", "any-shape", "any-dtype", "any-position", "conjugate"}
-    assert claims == {c.name: widening - set(FAMILIES[c.family].unclaimable) for c in ours}
-    assert [c.name for c in ours if not claims[c.name] <= set(c.provides)] == []
+    assert claims == {c.name: widening - set(FAMILIES[c.family].unclaimable) for c in CANDIDATES}
+    assert [c.name for c in CANDIDATES if not claims[c.name] <= set(c.provides)] == []
 
 
-def test_gpu_requires_whatever_is_asked() -> None:
-    """Each candidate of ours must pass all that it is asked on cuda and that can be answered: autograd has no part in
-    a vjp of its own, and torch operations have no kernel of the candidate's to read."""
-    policy = load_policy("gpu")
-    required = {(n, j) for r in policy.requirements for n in r.candidates for j in r.judgements}
-    forgotten = [
-        (candidate.name, judgement.name)
-        for candidate in CANDIDATES
-        for judgement in JUDGEMENTS.values()
-        if judgement.claim in (None, *candidate.provides) and (candidate.name, judgement.name) not in required
-        if candidate.vjp is None or judgement.name not in ("autograd", "higher-vjp", "table-gradient")
-        if candidate.kernels or judgement.name != "codegen"
-        if candidate.family not in judgement.not_of
-        if any(True for _ in judgement.cases(candidate, "cuda", "bfloat16", policy.plan))
-    ]
-    assert forgotten == []
+def test_gpu_full_requires_the_sanitizer_of_every_kernel() -> None:
+    """In each dtype that it requires the plan has cases; and nothing may be blocked on its two GPUs."""
+    policy = load_policy("gpu-full")
+    asked = {name for name, judgement in required("gpu-full", "cuda") if judgement == SANITIZER}
+    assert asked == {c.name for c in CANDIDATES if c.kernels}
+    for candidate in (c for c in CANDIDATES if c.kernels):
+        dtypes = {case.dtype for case in sanitizer_cases(candidate, policy.plan)}
+        assert dtypes == {"bfloat16", "float16", "float32"}
+    assert policy.permissions == ()
 
 
-def test_gpu_needs_everything_and_lets_device_guard_alone_be_blocked() -> None:
-    """And that on one GPU only."""
-    policy = load_policy("gpu")
-    assert (policy.needs, policy.plan) == (("gpu", "triton", "native"), "standard")
-    requirement = policy.requirements[0]
-    blocked = [Verdict(requirement.candidates[0], "neox", j, "cuda", "", j, "blocked", "why") for j in JUDGEMENTS]
-    inventory = [{"name": c.name, "provides": c.provides} for c in CANDIDATES]
-    for gpus, expected in ((1, {"device-guard"}), (2, set())):
-        cells = required_cells(policy, blocked, gpus, inventory)
-        assert {c.cell.split(" x ")[1] for c in cells if c.state == "permitted"} == expected
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_device_guard_alone_may_be_blocked(name: str) -> None:
+    """And that on one GPU only, and not for ever: where this fails, look whether the permission is still needed."""
+    policy = load_policy(name)
+    policy.check(c.name for c in CANDIDATES)
+    (permission,) = policy.permissions
+    assert (permission.judgements, permission.devices, permission.gpus) == (("device-guard",), ("cuda",), 1)
+    assert permission.expires >= datetime.now(timezone.utc).date()
+
+
+def test_what_the_policies_need_and_how_they_take_stale_evidence() -> None:
+    """A machine without a GPU is warned of stale GPU evidence; all else is red. Nothing is overridden, and no benchmark
+    is required that no command measures."""
+    policies = {name: load_policy(name) for name in shipped_policies()}
+    assert {n: p.needs for n, p in policies.items()} == {
+        "cpu": ("triton",), "gpu": ("gpu", "triton", "native"), "gpu-full": ("gpu", "triton", "native"),
+    }  # fmt: skip
+    stale = {(n, d, r.stale) for n, p in policies.items() for r in p.requirements for d in r.devices}
+    strict = {("cpu", "cpu", "red"), ("gpu", "cuda", "red"), ("gpu-full", "cuda", "red")}
+    assert stale == {*strict, ("cpu", "cuda", "annotate")}
+    assert {(p.plan, p.overrides, p.benchmarks) for p in policies.values()} == {("standard", (), ())}
+    assert policies["cpu"].sensitivity is not None
+    assert policies["cpu"].sensitivity.coverage == 1.0
+    assert policies["cpu"].of_a_run().devices == ["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -174,19 +206,22 @@ def test_a_policy_that_cannot_be_applied_exits_2(
 def test_a_blocked_cell_that_is_permitted_turns_nothing(
     command: Command, candidates: Path, right: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit status 0, listed with the reason, in the evidence as well."""
+    """Exit status 0, listed with the reason; the evidence names the policy and its hash."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (candidates / "mine.py").write_text(right.replace('devices=("cpu",)', 'devices=("cpu", "cuda")'))
     required = '[[require]]\ncandidates = ["mine/*"]\njudgements = ["purity"]\ndevices = ["cpu", "cuda"]\n'
-    permission = required.replace("require", "may_block").replace('"cpu", ', "") + 'reason = "poor"\n'
+    permission = required.replace("require", "may_block").replace('"cpu", ', "") + POOR
     (candidates / "lenient.toml").write_text(required + permission)
     asked = ("verify", "mine.py", *QUICK, "--judgement", "purity")
     status, out, err = command(*asked, "--policy", "lenient.toml", "--out", "report")
     assert status == 0, out + err
-    assert "allowed to be blocked mine/right x purity x cuda" in out
+    assert "blocked (allowed) mine/right x purity x cuda: 1 blocked in float32: no CUDA GPU is available" in out
+    assert "allowed until 9999-01-01: poor" in out
     assert "2 cells required, 1 passed, 1 allowed to be blocked, 0 not met" in out
-    said = load(candidates / "report")["run"]["policy"]
-    assert [(c["state"], "allowed: poor" in c["reason"]) for c in said["others"]] == [("permitted", True)]
+    (document,) = load(candidates / "report").documents
+    assert document["run"]["policy"] == {
+        "name": "lenient.toml", "sha256": hashlib.sha256((candidates / "lenient.toml").read_bytes()).hexdigest(),
+    }  # fmt: skip
 
 
 def test_a_required_cell_that_is_blocked_is_named(
@@ -199,8 +234,8 @@ def test_a_required_cell_that_is_blocked_is_named(
     (candidates / "strict.toml").write_text(required)
     status, out, _ = command("verify", "mine.py", *QUICK, "--policy", "strict.toml", "--out", "report")
     assert status == 3
-    assert "required mine/right x purity x cuda: blocked: 1 blocked: no CUDA GPU" in out
-    assert {v["device"] for v in load(candidates / "report")["verdicts"]} == {"cuda"}
+    assert "blocked mine/right x purity x cuda: 1 blocked in float32: no CUDA GPU" in out
+    assert {v.device for v in load(candidates / "report").verdicts or ()} == {"cuda"}
 
 
 def test_a_run_that_executed_nothing_exits_3(
@@ -210,7 +245,7 @@ def test_a_run_that_executed_nothing_exits_3(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (candidates / "mine.py").write_text(right.replace('devices=("cpu",)', 'devices=("cuda",)'))
     required = '[[require]]\ncandidates = ["mine/*"]\njudgements = ["purity"]\ndevices = ["cuda"]\n'
-    (candidates / "none.toml").write_text(required + required.replace("require", "may_block") + 'reason = "poor"\n')
+    (candidates / "none.toml").write_text(required + required.replace("require", "may_block") + POOR)
     status, out, err = command("verify", "mine.py", *QUICK, "--judgement", "purity", "--policy", "none.toml")
     assert status == 3, out + err
     assert "1 cells required, 0 passed, 1 allowed to be blocked, 0 not met" in out
@@ -238,9 +273,3 @@ def test_the_doctor_names_the_native_library(command: Command, monkeypatch: pyte
     assert json.loads(command("doctor", "--json")[1])["environment"]["native library"] == library
     monkeypatch.setattr(environment, "native_library", lambda: {"path": "x", "sha256": None, "failure": "OSError: y"})
     assert "backend='cuda' is refused: OSError: y" in command("doctor")[1]
-
-
-def test_required_cells_are_values() -> None:
-    """A cell is met by a pass and by a permitted block only."""
-    states = ("passed", "permitted", "failed", "not-applicable", "blocked", "missing")
-    assert [s for s in states if RequiredCell("c", s).met] == ["passed", "permitted"]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a run prints: one table that stays readable, whatever was judged, and the policy's part below it."""
+"""What a run prints: one table that stays readable, whatever was judged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ropecheck.ci.policy import Policy, RequiredCell, Requirement
-from ropecheck.ci.report import held_to, table
+from ropecheck.ci.report import table
 from ropecheck.suites.adapters.shipped import CANDIDATES
 from ropecheck.suites.judgements import JUDGEMENTS
 from ropecheck.suites.verdicts import Verdict
@@ -60,21 +59,3 @@ def test_few_candidates_have_every_count(number: int) -> None:
     """Judgement by candidate, as long as that fits one table."""
     lines = printed(table([verdict(f"c{i}", j) for i in range(number) for j in ("purity", "no-copy")]))
     assert next(line for line in lines if "purity" in line).count("1") == number
-
-
-def test_the_policy_is_summed_up() -> None:
-    """Each unmet cell has its state and reason, permitted ones of one reason share a line, and the sum is printed."""
-    cells = [
-        RequiredCell("a x purity x cuda", "passed"),
-        RequiredCell("a x device-guard x cuda", "permitted", "1 blocked: one GPU; allowed: so"),
-        RequiredCell("b x device-guard x cuda", "permitted", "1 blocked: one GPU; allowed: so"),
-        RequiredCell("b x purity x cuda", "failed", "2 fail: [why]"),
-        RequiredCell("c", "missing", "no candidate of that name was judged"),
-    ]
-    console = Console(file=io.StringIO(), width=140)
-    held_to(console, Policy("gpu", (Requirement(("a",), ("purity",), ("cuda",)),)), cells)
-    text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-    assert "required b x purity x cuda: failed: 2 fail: [why]" in text
-    assert "required c: missing: no candidate of that name was judged" in text
-    assert text.count("allowed to be blocked a x device-guard x cuda, b x device-guard x cuda: 1 blocked") == 1
-    assert "policy gpu: 5 cells required, 1 passed, 2 allowed to be blocked, 2 not met" in text

@@ -6,15 +6,18 @@ import json
 import stat
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ropecheck.ci import sanitize, sanitize_command
-from ropecheck.ci.evidence import load
+from ropecheck.ci.evidence.reading import load
 from ropecheck.ci.sanitizer_output import read
+from ropecheck.ci.verify import Run, expected
 from ropecheck.suites.judgements.sanitizer import TOOLS
+from ropecheck.suites.judging import Selection
 from ropecheck.suites.planted_faults import KERNELS
 
 Command = Callable[..., "tuple[int, str, str]"]
@@ -122,22 +125,33 @@ end()
 """
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The smoke plan's cases of the two candidates, and the candidates."""
+
+    cases: list[sanitize.Asked]
+    inventory: list[dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def listing(tmp_path_factory: pytest.TempPathFactory) -> list[sanitize.Asked]:
-    """The smoke plan's cases of the two candidates, listed once for all tests."""
+def listing(tmp_path_factory: pytest.TempPathFactory) -> Listing:
+    """Listed once for all tests."""
     folder = tmp_path_factory.mktemp("listing")
     (folder / "two.py").write_text(_CANDIDATES)
-    return sanitize.questions(sanitize.Sanitizing((str(folder / "two.py"),), plan="smoke"), folder)
+    names = (str(folder / "two.py"),)
+    cases = sanitize.questions(sanitize.Sanitizing(names, plan="smoke"), folder)
+    return Listing(cases, expected(Run(names, Selection("smoke"))))
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, listing: list[sanitize.Asked]) -> Asked:
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, listing: Listing) -> Asked:
     """``asked(mode, *options)``: exit status, verdicts and the run's record, with the fake in that mode."""
     tool = tmp_path / "bin" / "compute-sanitizer"
     tool.parent.mkdir()
     tool.write_text(f"#!{sys.executable}\n{_FAKE}")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(sanitize_command, "questions", lambda what, folder: listing)
+    monkeypatch.setattr(sanitize_command, "questions", lambda what, folder: listing.cases)
+    monkeypatch.setattr(sanitize_command, "expected", lambda run: listing.inventory)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
     monkeypatch.setenv("FAKE_KERNELS", json.dumps(KERNELS))
     monkeypatch.setattr(sanitize, "obstacle", lambda path: "")
@@ -147,7 +161,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, lis
         status, out, err = command("sanitize", "two.py", "--out", "report", *options)
         assert status in (0, 1, 3), out + err
         found = load(tmp_path / "report")
-        return status, found["verdicts"], found["run"]
+        (document,) = found.documents
+        return status, [v.as_json() for v in found.verdicts or ()], dict(document["run"])
 
     return run
 
@@ -168,6 +183,22 @@ def test_silence_passes_under_every_tool(asked: Asked, tmp_path: Path) -> None:
         assert KERNELS[tool] in run["planted faults"][tool]
         assert KERNELS[tool] in (tmp_path / "report" / f"planted-{tool}.txt").read_text()
         assert "COMPUTE-SANITIZER" in (tmp_path / "report" / f"{tool}.txt").read_text()
+
+
+def test_the_evidence_holds_the_cases_that_are_asked(asked: Asked, tmp_path: Path, listing: Listing) -> None:
+    """What a machine without a GPU expects of the sanitizer is what one with a GPU writes, to the digest."""
+    asked("found", "--plan", "smoke")
+    (document,) = load(tmp_path / "report").documents
+    wanted = {
+        (c["name"], row["dtype"]): (row["count"], row["cases"])
+        for c in listing.inventory for row in c["asked"] if row["judgement"] == "sanitizer"
+    }  # fmt: skip
+    found = {
+        (cell["candidate"], cell["dtype"]): (cell.get("pass", 0) + cell.get("fail", 0), cell["cases"])
+        for cell in document["cells"]
+    }
+    assert found == wanted
+    assert document["judging"].keys() == {"sanitizer"}
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ropecheck.ci.evidence import load
+from ropecheck.ci.evidence.reading import load
 
 Command = Callable[..., "tuple[int, str, str]"]
 
@@ -19,7 +19,7 @@ def test_right_candidate_exits_0_and_leaves_a_closed_report(shell: Command, cand
     """Verdicts, JUnit and manifest are there, and the manifest's hashes hold."""
     status, out, err = shell("verify", "right.py", *QUICK, "--out", "report")
     assert status == 0, out + err
-    assert {v["verdict"] for v in load(candidates / "report")["verdicts"]} == {"pass"}
+    assert {v.verdict for v in load(candidates / "report").verdicts or ()} == {"pass"}
     assert (candidates / "report" / "cpu" / "junit.xml").is_file()
     assert not (candidates / "report.partial").exists()
 
@@ -39,7 +39,7 @@ def test_wrong_candidate_exits_1_and_is_explained(shell: Command, command: Comma
 def test_json_goes_to_standard_output_alone(command: Command, candidates: Path) -> None:
     """With --json standard output is one canonical document."""
     _, out, err = command("verify", "right.py", *QUICK, "--json")
-    assert json.loads(out)["schema"] == "ropecheck-verdicts/1"
+    assert json.loads(out)["schema"] == "ropecheck-evidence/1"
     assert "cases for 1 candidate" in err
 
 
@@ -47,9 +47,9 @@ def test_both_candidates_in_one_run(command: Command, candidates: Path) -> None:
     """One candidate's failure costs the other nothing."""
     status, _, _ = command("verify", "right.py", "wrong.py", *QUICK, "--out", "report")
     assert status == 1
-    verdicts = load(candidates / "report")["verdicts"]
-    assert {v["verdict"] for v in verdicts if v["candidate"] == "mine/right"} == {"pass"}
-    assert "fail" in {v["verdict"] for v in verdicts if v["candidate"] == "mine/wrong"}
+    verdicts = load(candidates / "report").verdicts or ()
+    assert {v.verdict for v in verdicts if v.candidate == "mine/right"} == {"pass"}
+    assert "fail" in {v.verdict for v in verdicts if v.candidate == "mine/wrong"}
 
 
 @pytest.mark.parametrize(
@@ -120,15 +120,15 @@ def test_gpu_asked_for_without_one_exits_3(
 
 
 def test_policy_demands_a_claim(command: Command, candidates: Path) -> None:
-    """A candidate without the claim passes without the policy and fails with it."""
+    """A candidate without the claim passes without the policy, and with it something required was not asked."""
     required = 'judgements = ["accuracy-forward", "accuracy-vjp"]'
     policy = f'[[require]]\ncandidates = ["mine/*"]\n{required}\ndevices = ["cpu"]\n'
     (candidates / "gate.toml").write_text(policy)
     arguments = ("verify", "right.py", *QUICK, "--judgement", "accuracy-vjp")
     assert command(*arguments)[0] == 0
     status, out, _ = command(*arguments, "--policy", "gate.toml")
-    assert status == 1
-    assert "does not claim vjp" in out
+    assert status == 3
+    assert "missing mine/right x accuracy-vjp x cpu: 1 not-applicable: the candidate does not claim vjp" in out
 
 
 def test_hostile_candidate_loses_nothing(command: Command, candidates: Path, right: str) -> None:
@@ -143,9 +143,10 @@ def test_hostile_candidate_loses_nothing(command: Command, candidates: Path, rig
     arguments = (*asked, "-n", "2", "--case-limit", "4", "--out", "report")
     status, out, err = command("verify", "right.py", "deadly.py", *arguments)
     assert status == 1, out + err
-    found = load(candidates / "report")
-    verdicts = found["verdicts"]
-    reasons = {v["reason"] for v in verdicts if v["candidate"] == "mine/deadly" and v["verdict"] == "fail"}
+    verdicts = load(candidates / "report").verdicts or []
+    reasons = {v.reason for v in verdicts if v.candidate == "mine/deadly" and v.verdict == "fail"}
     assert reasons == {"the process died", "no answer within 4 s"}
-    assert {v["verdict"] for v in verdicts if v["candidate"] == "mine/right"} == {"pass"}
-    assert len(verdicts) == sum(c["questions"] for c in found["run"]["inventory"])
+    assert {v.verdict for v in verdicts if v.candidate == "mine/right"} == {"pass"}
+    cases = {name: {v.case for v in verdicts if v.candidate == f"mine/{name}"} for name in ("right", "deadly")}
+    assert cases["right"] == cases["deadly"]
+    assert len(verdicts) == 2 * len(cases["right"])
