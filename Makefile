@@ -1,6 +1,7 @@
-# `make verify` judges every kernel that this machine can run; `make test` runs the project's own tests. Each makes
-# its own virtual environment first, once. To choose where packages come from, give pip's options, for example
-# `make verify PIP_OPTIONS="--index-url URL"`, or set pip's own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...).
+# `make verify` judges every kernel that this machine can run; `make test` runs the project's own tests;
+# `make sensitivity` measures the suite by wrong kernels. Each makes its own virtual environment first, once. To choose
+# where packages come from, give pip's options, for example `make verify PIP_OPTIONS="--index-url URL"`, or set pip's
+# own variables (PIP_INDEX_URL, PIP_FIND_LINKS, ...).
 # `make verify-gpu` builds the native library and judges our kernels on this machine's GPU; it installs nothing and
 # needs no network: PYTHON is used with the packages that it has, and the build stays in build/gpu.
 
@@ -16,7 +17,7 @@ INSTALLED_FROM := pyproject.toml constraints/constraints.txt setup.py kernels/na
 # The first release of pip that installs a dependency group is 25.1.
 PIP := pip==26.3
 
-.PHONY: verify verify-gpu test docs clean
+.PHONY: verify verify-gpu test sensitivity docs clean
 
 verify: $(INSTALLED)
 	$(BIN)/ropecheck verify --plan $(PLAN) --out report
@@ -37,6 +38,10 @@ verify-gpu:
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+
+# Every fault of the fault dictionary, and the tables of the documentation's page on them.
+sensitivity: $(INSTALLED)
+	$(BIN)/ropecheck sensitivity -n $(WORKERS) --markdown docs/faults.md
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict

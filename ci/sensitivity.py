@@ -1,9 +1,10 @@
-"""``ropecheck sensitivity``: which judgement sees which fault, as a table or as JSON."""
+"""``ropecheck sensitivity``: which judgement sees which fault, in tables, as JSON, or in a page of documentation."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,9 +13,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ropecheck.suites.cases import PLANS
-from ropecheck.suites.faults.reports import as_markdown
-from ropecheck.suites.faults.sensitivity import Record, Sensitivity, SensitivityError, measure
+from ropecheck.suites.faults.asking import SensitivityError
+from ropecheck.suites.faults.sensitivity import NEVER_ALONE, Record, Sensitivity, measure
 from ropecheck.suites.verdicts import canonical
+
+from .faults_page import MARKERS, filled_in, tables
 
 EXIT_STATUS = """exit status: 0 every fault that this machine can judge is seen, or is proven to be none; 1 a fault is
 not seen; 2 the command cannot be carried out as given; 4 the judge itself failed."""
@@ -24,12 +27,15 @@ def add_options(parser: argparse.ArgumentParser, natural: Callable[[str], int], 
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="only this fault; repeatable")
     parser.add_argument("--plan", choices=PLANS, default="standard", help="how many cases (default standard)")
     parser.add_argument("--seed", type=natural, default=0, help="seed of every payload (default 0)")
-    parser.add_argument("--reports", action="store_true", help="print which public report each fault stands for")
+    parser.add_argument("--all", action="store_true", help="print a row for every fault")
+    parser.add_argument("--markdown", type=Path, metavar="FILE",
+                        help="write the tables of all faults between the markers of this page")  # fmt: skip
     parser.add_argument("-n", dest="workers", type=positive, default=2, metavar="N", help="processes (default 2)")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Measure, print, and return the exit status."""
+    page = _page(options)
     try:
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("faults x judgements", total=None)
@@ -40,44 +46,71 @@ def run(options: argparse.Namespace, console: Console) -> int:
     except SensitivityError as error:
         console.print(f"ropecheck: the judge failed: {escape(str(error))}")
         return 4
+    if options.markdown is not None:
+        options.markdown.write_text(filled_in(page, tables(found)))
     if options.json:
         print(canonical(as_json(found)))
-    elif options.reports:
-        print(as_markdown(found), end="")
     else:
-        shown(console, found)
+        shown(console, found, every=options.all)
     return 0 if found.coverage == 1.0 else 1
 
 
+def _page(options: argparse.Namespace) -> str:
+    """The page that is to be filled in, read before anything is measured. Raises ValueError for what is none."""
+    if options.markdown is None:
+        return ""
+    if options.fault:
+        raise ValueError("--markdown must not be given with --fault: the page is of all faults")
+    if not options.markdown.is_file():
+        raise ValueError(f"--markdown must name a page that exists, not {options.markdown}")
+    page: str = options.markdown.read_text()
+    filled_in(page, dict.fromkeys(MARKERS, ""))
+    return page
+
+
 def as_json(found: Sensitivity) -> dict[str, Any]:
+    """One record for each fault, those that nothing sees first; coverage; and what each judgement sees."""
     return {
-        "faults": [record.as_json() for record in found.records],
+        "faults": [record.as_json() for record in sorted(found.records, key=lambda record: not record.survives)],
         "coverage": found.coverage,
-        "judgements": {name: {"kills": k, "alone": a} for name, (k, a) in found.by_judgement().items()},
+        "judgements": {
+            name: {"kills": kills, "alone": alone, "never alone": NEVER_ALONE.get(name, "")}
+            for name, (kills, alone) in found.by_judgement().items()
+        },
         "seconds": found.seconds,
     }
 
 
-def shown(console: Console, found: Sensitivity) -> None:
-    """Print both tables and the coverage."""
-    console.print(_faults(found))
+def shown(console: Console, found: Sensitivity, *, every: bool = False) -> None:
+    """Print what is not seen, what each judgement sees, what only one sees, and the coverage; or ``every`` fault."""
+    if found.survivors:
+        console.print(_faults("[bold red]faults that nothing sees", found.survivors))
+    if every:
+        console.print(_faults("faults and the judgements that see them", found.records))
     console.print(_judgements(found))
-    judged = found.judged
-    seen = sum(not record.survives for record in judged)
-    others = [f"{sum(bool(getattr(r, what)) for r in found.records)} {said}" for what, said in
-              (("equivalent", "proven to be no faults"), ("blocked", "not judged on this machine"))]  # fmt: skip
-    style = "green" if seen == len(judged) else "bold red"
-    console.print(f"[{style}]{seen} of {len(judged)} faults are seen ({100 * found.coverage:.3g} %)[/]; "
-                  f"{', '.join(others)}; {found.seconds:g} s", highlight=False)  # fmt: skip
+    alone = [record for record in found.records if record.only_by]
+    if alone and not every:
+        console.print(_faults("faults that one judgement alone sees", alone))
+    for reason in dict.fromkeys(record.blocked for record in found.records if record.blocked):
+        names = ", ".join(record.name for record in found.records if record.blocked == reason)
+        console.print(f"[yellow]not judged on this machine, {escape(reason)}:[/] {escape(names)}", highlight=False)
+    judged, survivors = found.judged, found.survivors
+    none = sum(bool(record.equivalent) for record in found.records)
+    style = "bold red" if survivors else "green"
+    console.print(
+        f"[{style}]{len(judged) - len(survivors)} of {len(judged)} faults are seen ({100 * found.coverage:.3g} %)[/]; "
+        f"{none} proven to be no faults, {sum(bool(r.blocked) for r in found.records)} not judged; {found.seconds:g} s",
+        highlight=False,
+    )
 
 
-def _faults(found: Sensitivity) -> Table:
-    table = Table(title="faults and the judgements that see them", title_justify="left")
-    for column in ("fault", "kind", "of", "seen by"):
+def _faults(title: str, records: Iterable[Record]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("fault", "kind", "of", "seen by", "needed"):
         table.add_column(column, overflow="fold")
-    for record in found.records:
+    for record in records:
         of = f"{record.contract} ({record.family}, {record.dtype})"
-        table.add_row(escape(record.name), record.kind, escape(of), _seen(record))
+        table.add_row(escape(record.name), record.kind, escape(of), _seen(record), escape(", ".join(record.needed)))
     return table
 
 
@@ -88,16 +121,14 @@ def _seen(record: Record) -> str:
         return f"[yellow]{escape(record.blocked)}[/]"
     if record.survives:
         return "[bold red]nothing[/]"
-    if record.only_by:
-        judgement, case = next(iter(record.killed_by.items()))
-        return f"[bold]{judgement}[/] alone, first in {escape(case.split('/', 3)[-1])}"
-    return ", ".join(record.killed_by)
+    return f"[bold]{record.only_by}[/]" if record.only_by else ", ".join(record.killed_by)
 
 
 def _judgements(found: Sensitivity) -> Table:
     table = Table(title="judgements", title_justify="left")
-    for column in ("judgement", "sees", "alone", "that only it sees"):
+    for column in ("judgement", "sees", "alone", ""):
         table.add_column(column, overflow="fold")
     for name, (kills, alone) in found.by_judgement().items():
-        table.add_row(name, str(len(kills)), str(len(alone)), escape(", ".join(alone)) or "[dim]nothing[/]")
+        remark = "" if alone else NEVER_ALONE.get(name, "sees nothing that no other sees")
+        table.add_row(name, str(len(kills)), str(len(alone)), f"[dim]{escape(remark)}[/]")
     return table

@@ -15,8 +15,8 @@ from .fused_gradients import gradient_set, weight_gradient_set
 from .fused_sets import fused_sets, unexplained_rows
 from .rotation import changed_elements
 
-_ROWS_DRAWN = 8
 # Most of a point's certification is its row's: the sum of squares and the root. So the points drawn share rows.
+_ROWS_DRAWN = 8
 ELEMENTS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}
 """Channels per block, as pairs are bounded in :mod:`ropecheck.oracle.rotation`."""
 

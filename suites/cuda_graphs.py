@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from .bare_calls import Outputs
 from .candidates import described
@@ -19,7 +20,11 @@ from .invocation import CandidateFault
 from .surroundings import Surroundings
 from .waiting import waiting_refused
 
+POISON = 0xFF
+"""Every byte of the memory that :meth:`CudaGraphs.poison` fills: NaN in every floating-point dtype."""
+
 _WARM_UPS = 3
+_SMALL, _MOST = 1 << 20, 1 << 31
 _ABANDONED: list[torch.cuda.CUDAGraph] = []
 """Graphs whose capture failed: the allocator may keep a reference to them that it does not count."""
 
@@ -69,17 +74,39 @@ class CudaGraphs:
             raise CandidateFault(f"the capture leaves {changed} changed")
         return Recorded(outputs, graph.replay)
 
-    def poison(self, sizes: tuple[int, ...]) -> None:
-        """Fill memory of these numbers of bytes with NaN and give it back: who still reads it, reads NaN."""
+    def poison(self) -> list[Tensor]:
+        """The memory that is free, up to a bound, filled with NaN: who still reads it reads NaN, and who still writes
+        is seen in it as long as it is held."""
+        held = []
         # The allocator keeps what was freed apart by stream: eager calls have one, warm-ups the other.
         for stream in (nullcontext(), self.aside()):
             with stream:
-                for size in sizes:
-                    held = [torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda") for _ in range(8) if size]
-                    del held
+                for size in _free():
+                    held.append(torch.full((size,), POISON, dtype=torch.uint8, device="cuda"))
+        return held
 
     def empty_cache(self) -> None:
         torch.cuda.empty_cache()
+
+
+def _free() -> Iterator[int]:
+    """Sizes of the free blocks of the current stream outside the pools of graphs: whoever asks for just these gets just
+    these, as the allocator gives out the smallest block that is large enough."""
+    of_stream = torch.cuda.current_stream().cuda_stream
+    left = _MOST
+    for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
+        if (segment["stream"], segment["device"]) != (of_stream, torch.cuda.current_device()):
+            continue
+        if tuple(segment["segment_pool_id"]) != (0, 0):
+            continue
+        for block in segment["blocks"]:
+            size = block["size"]
+            if block["state"] != "inactive" or size > left:
+                continue
+            left -= size
+            # What is larger comes from segments of another kind.
+            small = segment["segment_type"] == "small"
+            yield from (_SMALL, size - _SMALL) if small and size > _SMALL else (size,)
 
 
 def _captured(

@@ -103,7 +103,13 @@ def far_apart(values: Tensor, dimension: int, far: int = FAR) -> FarApart:
         strides[d] = strides[d + 1] * values.shape[d + 1]
     strides[dimension] = far + 2 * values.numel()
     reach = strides[dimension] * (values.shape[dimension] - 1) + values.numel()
-    raw = torch.empty(far + reach, dtype=values.dtype, device=values.device)
+    try:
+        raw = torch.empty(far + reach, dtype=values.dtype, device=values.device)
+    except RuntimeError as error:
+        if values.is_cuda:
+            raise
+        # Pages that nobody touches cost nothing, but a machine may promise no more than it has.
+        raise MemoryError(f"{far + reach} elements are not to be had") from error
     one = values.select(dimension, 0)
     inner = [stride for d, stride in enumerate(strides) if d != dimension]
     for offset in (index * strides[dimension] for index in range(1, values.shape[dimension])):

@@ -99,9 +99,13 @@ class NormRotateGate(Family):
 
     @classmethod
     def fitted(cls, own: Contract, inputs: Inputs) -> Inputs:
-        """Of each kind of heads there is one, at least."""
+        """Of each kind of heads there is one, at least, and all lie in their token's row: rows are strided instead."""
         least = 2 if "no-gate" in inputs.chosen else 3
-        return replace(inputs, heads=least) if 0 < inputs.heads < least else inputs
+        heads = least if 0 < inputs.heads < least else inputs.heads
+        views = ("packed-qkv" if view == "heads-first" else view
+                 for view in (inputs.x_view, inputs.k_view, inputs.gradient_view))  # fmt: skip
+        x, k, gradient = views
+        return replace(inputs, heads=heads, x_view=x, k_view=k, gradient_view=gradient)
 
     @classmethod
     def further(cls, judgement: str, plan: str, device: str) -> Asked:

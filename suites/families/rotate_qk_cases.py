@@ -30,6 +30,9 @@ def further(judgement: str, plan: str) -> Asked:
     if judgement in ("accuracy-forward", "accuracy-vjp"):
         asked = (Inputs(options="int32-positions"), rows, columns)
         return asked if plan == "smoke" else (*asked, *_accuracy(plan))
+    if judgement == "autocast" and plan != "smoke":
+        # Rows that have no number of the narrow dtype.
+        return ((Inputs(length=9, positions="row-ends", options="model-cache"), "forward/to=bfloat16"),)
     calls = 100 if plan == "full" else 10
     variants = {
         "strict-bytes": ("forward", "vjp"),

@@ -84,6 +84,30 @@ def without_minus(reading: Reading) -> Reading:
     return _with_steps(reading, "added", lambda s: replace(s, op="add") if s.op == "sub" else s)
 
 
+def minus_one_misread(reading: Reading, by: float) -> Reading:
+    """The half of a pair that is negated carries another factor than minus one."""
+
+    def change(part: Part) -> Part:
+        if part.norm is not None:
+            return part
+        sin = part.tables.sin
+        other = part.reading(sin=(sin.float() * by).to(sin.dtype))
+        ones = torch.ones(part.tables.lanes, dtype=torch.bool)
+        negated = (~ones, ones) if part.is_gradient else (ones, ~ones)
+        mask = torch.zeros(part.x.shape[-1], dtype=torch.bool)
+        mask[: part.width] = part.pairing.join(*negated)
+        return part.keeping(mask, evaluated(other))
+
+    return reading.each(change)
+
+
+def input_rounded(reading: Reading, dtype: torch.dtype) -> Reading:
+    def change(part: Part) -> Part:
+        return part if part.norm is not None else replace(part, x=part.x.to(dtype).to(part.x.dtype))
+
+    return reading.each(change)
+
+
 def overwritten(reading: Reading) -> Reading:
     """The second member is made of the new first member, as where a kernel writes before it has read."""
 
@@ -178,7 +202,8 @@ def contracted(reading: Reading, form: str) -> Reading:
     def change(part: Part) -> Part:
         lanes, x, tables = part.tables.lanes, part.x, part.tables
         halves = [half.double().contiguous() for half in part.pairing.split(x[..., : part.width])]
-        c, s = (t.double().unsqueeze(-2).expand(halves[0].shape).contiguous() for t in (tables.cos, tables.sin))
+        per_head = (t if t.dim() == 4 else t.unsqueeze(-2) for t in (tables.cos, tables.sin))
+        c, s = (t.double().expand(halves[0].shape).contiguous() for t in per_head)
         sets = admissible(part.recipe, halves[0], halves[1], c, s, x.dtype)
         made = [of.forms.get(name) for of, name in zip(sets, form.split(" and "), strict=True)]
         if any(y is None for y in made):
@@ -191,22 +216,20 @@ def contracted(reading: Reading, form: str) -> Reading:
 
 ARITHMETIC = (
     Misreading("other-pairing", "channels are paired in the other way (half-split for adjacent, or back)",
-               other_pairing, rows=("O012", "O013", "O017", "O115")),
-    Misreading("joined-otherwise", "results are stored in the order of the other pairing", joined_otherwise,
-               rows=("O093",)),
+               other_pairing, rows=("O012", "O013", "O017")),
+    Misreading("joined-otherwise", "results are stored in the order of the other pairing", joined_otherwise),
     Misreading("members-exchanged", "the two results of every pair have changed places", members_exchanged),
     Misreading("products-rounded", "products are rounded to the activation dtype before the sum",
                products_in, ("activation",)),
     Misreading("one-product-rounded", "the product {0} alone is rounded to the activation dtype", one_product_in,
                ("x0s",), lambda r, g: ((p,) for p in ("x0c", "x1s", "x1c", "x0s")), dtype="float16"),
-    Misreading("rounding-added", "the tables and every operation are rounded to the activation dtype", narrow,
-               rows=("O061",)),
+    Misreading("rounding-added", "the tables and every operation are rounded to the activation dtype", narrow),
     Misreading("rounding-skipped", "the results of operations are kept in fp32, and rounded once", all_in,
-               ("float32",), contract="hf-llama", rows=("O058",)),
-    Misreading("minus-forgotten", "the second product is added where it should be subtracted", without_minus,
-               rows=("O023",)),
-    Misreading("read-after-write", "the second of a pair is made of the new value of the first", overwritten,
-               rows=("O091",)),
+               ("float32",), contract="hf-llama"),
+    Misreading("minus-forgotten", "the second product is added where it should be subtracted", without_minus),
+    Misreading("minus-one-misread", "the negated half of every pair is {0:.8g} times what it should be",
+               minus_one_misread, (1.0058441,), rows=("O112",)),
+    Misreading("read-after-write", "the second of a pair is made of the new value of the first", overwritten),
     Misreading("applied-twice", "the rotation is applied to its own result", twice, rows=("O089", "O094")),
     Misreading("truncated", "results are truncated where they should be rounded", truncated),
     Misreading("ties-away", "ties are rounded away from zero", ties_away),
@@ -215,7 +238,10 @@ ARITHMETIC = (
     Misreading("through-another-dtype",
                lambda own, dtype: f"results pass through {SHORT[dtype]} on their way", through,
                (torch.float16,),
-               lambda r, g: ((torch.bfloat16,), (torch.float16,)), rows=("O056",), dtype="float32"),
+               lambda r, g: ((torch.bfloat16,), (torch.float16,)), dtype="float32"),
+    Misreading("input-rounded", lambda own, dtype: f"x is rounded to {SHORT[dtype]} before it is rotated",
+               input_rounded, (torch.bfloat16,),
+               lambda r, g: ((torch.bfloat16,), (torch.float16,)), rows=("O058",), dtype="float32"),
     Misreading("subnormals-flushed", "subnormal results are zero", flushed, dtype="float16"),
     Misreading("overflow-on-the-way", "results are multiplied by 2^{0} and divided by it in fp32", overflowing, (16,),
                lambda r, g: ((n,) for n in (8, 12, 16, 24, 32)), dtype="float32"),

@@ -11,9 +11,13 @@ from .equivalents import EQUIVALENTS
 from .fault import Fault, Misreading
 from .gradients import GRADIENTS
 from .mechanical.addressing import ADDRESSING
+from .mechanical.backwards import BACKWARDS
+from .mechanical.compiling import COMPILING
+from .mechanical.differentiation import DIFFERENTIATION
 from .mechanical.kernel import Broken
 from .mechanical.launching import LAUNCHING
 from .mechanical.on_a_gpu import ON_A_GPU
+from .mechanical.padding import PADDING
 from .mechanical.registration import REGISTRATION
 from .mechanical.writing import WRITING
 from .norms import FUSED, NORMS
@@ -32,7 +36,9 @@ def stage(fault: Misreading) -> int:
     return _STAGE_OF[fault.name]
 
 
-_MECHANICAL: tuple[Broken, ...] = (*ADDRESSING, *WRITING, *LAUNCHING, *REGISTRATION, *ON_A_GPU)
+_MECHANICAL: tuple[Broken, ...] = (
+    *ADDRESSING, *WRITING, *LAUNCHING, *PADDING, *BACKWARDS, *DIFFERENTIATION, *REGISTRATION, *COMPILING, *ON_A_GPU
+)  # fmt: skip
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(
     {

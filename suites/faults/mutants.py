@@ -82,6 +82,11 @@ class _RotateQK:
         return tuple(y[0] for y in self.misread(reading).outputs())
 
 
+def right_fused_call(own: Contract) -> Callable[..., tuple[Tensor | None, ...]]:
+    """What a mutant of family ``norm_rotate_gate`` runs whose reading is not changed."""
+    return _NormRotateGate(own, lambda reading: reading).run
+
+
 @dataclass(frozen=True)
 class _Call:
     """What a fused call is given besides the activations and the weights."""

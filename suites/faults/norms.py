@@ -43,6 +43,18 @@ def weights_of_queries(reading: Reading) -> Reading:
     return reading.one("k", lambda p: p if p.norm is None else replace(p, norm=replace(p.norm, weight=of_q.weight)))
 
 
+def out_of_range_read(reading: Reading) -> Reading:
+    """What a position outside of the cache gives is not NaN: the row at the nearer end is read."""
+
+    def change(part: Part) -> Part:
+        tables = part.tables
+        if part.norm is None or part.norm.out_of_range is None or tables.positions is None:
+            return part
+        return replace(part, tables=tables.at(tables.positions), norm=replace(part.norm, out_of_range=None))
+
+    return reading.each(change)
+
+
 def not_normalised(reading: Reading) -> Reading:
     """The rotation alone, by the recipe of one rounding."""
     return reading.each(lambda part: replace(part, norm=None))
@@ -127,6 +139,8 @@ NORMS = (
                lambda r, g: ((eps,) for eps in (1e-8, 1e-6, 1e-5, 1e-4, 1e-3)), **_FORWARD),
     Misreading("weights-of-queries-for-keys", "keys are normalised by the weights of queries", weights_of_queries,
                **_FORWARD),
+    Misreading("out-of-range-read", "a position outside of the cache reads a row of it", out_of_range_read,
+               rows=("O050",), **{**_FORWARD, "claims": ("any-shape", "any-position")}),
     Misreading("not-normalised", "nothing is normalised", not_normalised, **_FORWARD),
     Misreading("tail-not-normalised", "channels that are not rotated are not normalised either", tail_not_normalised,
                **_FORWARD),

@@ -168,6 +168,15 @@ def negative_from_the_other_end(reading: Reading, rows: int) -> Reading:
     return _moved(reading, lambda p: torch.where(p < 0, -rows - 1 - p, p))
 
 
+def ids_by_token(reading: Reading) -> Reading:
+    """Ids that were laid down token by token are read as whole rows, one for each axis."""
+    return _moved(reading, lambda p: p.reshape(*p.shape[:-2], p.shape[-1], p.shape[-2]).transpose(-1, -2))
+
+
+def first_for_all(reading: Reading) -> Reading:
+    return _moved(reading, lambda p: p[..., :1, :].expand(p.shape))
+
+
 def halves_of_words(reading: Reading) -> Reading:
     """Small 64-bit numbers read as twice as many of 32 bits: every other one is the high half of its neighbour."""
 
@@ -216,6 +225,21 @@ def head_added(reading: Reading) -> Reading:
     return _by_head(reading, lambda tokens, heads: (tokens[:, None] + heads) % max(1, len(tokens)))
 
 
+def head_added_to_the_id(reading: Reading) -> Reading:
+    """As :func:`head_added`, where a position is looked up in a cache, which has rows that no token stands at."""
+
+    def change(part: Part) -> Part:
+        positions = part.tables.positions
+        if positions is None or positions.dim() != 2:
+            return part
+        where = positions[:, None] + torch.arange(part.x.shape[2])[:, None]
+        there = part.tables.at(where.flatten(0, 1))
+        shape = (1, *where.shape[:2], part.tables.lanes)
+        return part.reading(cos=there.cos.reshape(shape), sin=there.sin.reshape(shape))
+
+    return reading.each(change)
+
+
 def head_for_token(reading: Reading) -> Reading:
     """The row of the tables is the head's number."""
     return _by_head(reading, lambda tokens, heads: (heads + 0 * tokens[:, None]) % max(1, len(tokens)))
@@ -224,6 +248,8 @@ def head_for_token(reading: Reading) -> Reading:
 def _by_head(reading: Reading, row: Callable[[Tensor, Tensor], Tensor]) -> Reading:
     def change(part: Part) -> Part:
         length, heads = part.x.shape[1:3]
+        if part.tables.cos.dim() == 4:
+            return part
         rows = row(torch.arange(length), torch.arange(heads))
         cos, sin = (t[..., rows, :] for t in (part.tables.cos, part.tables.sin))
         cos, sin = (t if t.dim() == 4 else t[None] for t in (cos, sin))
@@ -246,16 +272,16 @@ POSITIONS = (
     ),
     Misreading(
         "axes-swapped", lambda own, order: f"the axes are read in the order {', '.join(_named(own, a) for a in order)}",
-        reordered, ((0, 2, 1),), _swaps, rows=("O006", "O007", "O008"),
+        reordered, ((0, 2, 1),), _swaps, rows=("O003", "O006", "O007", "O008"),
     ),
     Misreading(
         "axes-in-a-circle",
         lambda own, order: f"the axes are read in the order {', '.join(_named(own, a) for a in order)}",
-        reordered, ((1, 2, 0),), _cycles, rows=("O005", "O077"),
+        reordered, ((1, 2, 0),), _cycles,
     ),
     Misreading(
         "axis-zeroed", lambda own, axis: f"the {_named(own, axis)} coordinate of every token is zero",
-        zero_axis, (1,), _axes, rows=("O003", "O010"),
+        zero_axis, (1,), _axes, rows=("O003",),
     ),
     Misreading(
         "axis-moved", lambda own, axis, by: f"the {_named(own, axis)} coordinate of every token is {by:+d} off",
@@ -266,12 +292,13 @@ POSITIONS = (
     Misreading("positions-multiplied", "every position is taken {0} times", multiplied, (2,),
                lambda r, g: ((n,) for n in (2, 3, 4, 8)), rows=("O072",)),
     Misreading("positions-divided", "every position is divided by {0} and rounded down", divided, (2,),
-               lambda r, g: ((n,) for n in (2, 3, 4, 8)), rows=("O011",)),
+               lambda r, g: ((n,) for n in (2, 3, 4, 8))),
     Misreading("positions-counted", "positions are counted from zero, not read", counted, rows=("O074",), **_TEXT),
     Misreading("chunks-from-the-start", "positions start again after every {0} tokens", restarted, (4,), _lengths,
                rows=("O081", "O073"), **_TEXT),
     Misreading("samples-run-on", "a sample's positions go on where the sample before it ended", run_on, rows=("O082",)),
-    Misreading("grid-uncentred", "coordinates are counted from zero, not from the middle of the grid", uncentred),
+    Misreading("grid-uncentred", "coordinates are counted from zero, not from the middle of the grid", uncentred,
+               rows=("O008",)),
     Misreading("grid-transposed", "tokens of a grid are taken to lie column by column", columns_first, rows=("O008",)),
     Misreading("text-moved", "text behind an image stands {0:+d} from its position", text_moved, (2,), _steps,
                **_MROPE),
@@ -286,7 +313,11 @@ POSITIONS = (
     Misreading("negative-from-the-other-end", "negative coordinates count from the other end of a table of {0} rows",
                negative_from_the_other_end, (4096,), rows=("O009",)),
     Misreading("ids-in-32-bit-words", "64-bit positions are read as twice as many of 32 bits", halves_of_words,
-               rows=("O048", "O049"), **_TEXT),
+               rows=("O048",), **_TEXT),
+    Misreading("ids-token-by-token", "positions are laid down token by token, and read row by row", ids_by_token,
+               rows=("O005",), **_MROPE),
+    Misreading("first-position-for-all", "every token stands where the first one does", first_for_all,
+               family="rotate_qk", contract="gptj", rows=("O115",)),
     Misreading("another-map", "lanes are given to axes by the {0} map", mapped, ("contiguous",),
                lambda r, g: ((style,) for style in STYLES), **_MROPE),
     Misreading("first-samples-table", "every sample reads the first sample's table", first_sample,
@@ -294,7 +325,9 @@ POSITIONS = (
     Misreading("row-moved", "every token reads the row of the token {0:+d} from it", row_moved, (1,),
                lambda r, g: ((by,) for by in sorted((b for b in _NEAR if b), key=abs)), contract="hf-llama"),
     Misreading("head-added-to-the-position", "a head's number is added to the position", head_added, contract="neox",
-               rows=("O018", "O025")),
+               rows=("O018",)),
+    Misreading("head-added-to-the-id", "a head's number is added to the position that is looked up",
+               head_added_to_the_id, rows=("O025",), **_TEXT),
     Misreading("head-for-the-position", "the row of the tables is the head's number", head_for_token, contract="neox",
                rows=("O020", "O034")),
 )  # fmt: skip

@@ -35,21 +35,24 @@ _LENGTH, _HEADS = 4093, 24
 def far_inputs(
     candidate: Candidate, device: str, dtype: str, plan: str, far: int = FAR
 ) -> Iterator[tuple[Inputs, str]]:
-    """x with strides past ``far`` elements, and contiguous tensors of more elements, the output's last sample lying
-    beyond; of a pair, q's. On a GPU only, and in 16 bits, where 10 to 20 GiB hold them."""
-    if device != "cuda" or dtype != _DTYPE or plan == "smoke":
+    """x with strides past ``far`` elements, on a CPU too, where its pages are not touched; contiguous tensors of more
+    elements, the output's last sample lying beyond, on a GPU, where 10 to 20 GiB hold them. Of a pair, q's."""
+    if dtype != _DTYPE or plan == "smoke":
         return
     family = FAMILIES[candidate.family]
     heads = heads_of_q(_HEADS) if len(family.activations) > 1 else _HEADS
     token = heads * contract(candidate.contract).head_dim
-    if family.flat:
-        # The first position would be the identity.
-        yield Inputs(length=2, x_view="tokens-far-apart", positions="far"), VARIANT
-        yield Inputs(length=far // token + 2, heads=_HEADS, positions="far"), VARIANT
+    # The first position would be the identity.
+    positions = "far" if family.flat else "sample"
+    if not family.flat:
+        yield Inputs(batch=2, length=5, x_view="samples-far-apart"), VARIANT
+    yield Inputs(length=2, x_view="tokens-far-apart", positions=positions), VARIANT
+    if device == "cpu":
         return
-    yield Inputs(batch=2, length=5, x_view="samples-far-apart"), VARIANT
-    yield Inputs(length=2, x_view="tokens-far-apart"), VARIANT
-    yield Inputs(batch=far // (_LENGTH * token) + 2, length=_LENGTH, heads=_HEADS), VARIANT
+    if family.flat:
+        yield Inputs(length=far // token + 2, heads=_HEADS, positions=positions), VARIANT
+    else:
+        yield Inputs(batch=far // (_LENGTH * token) + 2, length=_LENGTH, heads=_HEADS), VARIANT
 
 
 def judge_far(candidate: Candidate, case: Case, seed: int) -> Finding:

@@ -4,10 +4,10 @@ Asked on a GPU, of a candidate that claims ``graph``. The call (with the claim `
 backward) is warmed up on a side stream and captured there. Before each replay the memory that the graph reads is
 overwritten, first with garbage as far as the storage reaches, so that a slice's neighbours change too, then with
 other data, or with the tables of other positions; an eager call is made, freed memory is filled with NaN, and so is
-the output; once the allocator's cache is emptied. Each replay must leave its inputs alone and return the bytes of an
-eager call with such inputs in memory of their own. Further cases replay on a side stream, and two graphs of one memory
-pool in turn. A graph of another process, memory that is taken behind torch's back, and replays that overlap in time
-are not seen.
+the output; once the allocator's cache is emptied. Each replay must leave its inputs and freed memory alone, and return
+the bytes of an eager call with such inputs in memory of their own. Further cases replay on a side stream, and two
+graphs of one memory pool in turn, behind an eager call of a larger size than both. A graph of another process, memory
+that is taken behind torch's back, and replays that overlap in time are not seen.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ropecheck.oracle.floats import same
@@ -25,7 +26,7 @@ from ropecheck.oracle.floats import same
 from ..bare_calls import Outputs, bare_call
 from ..candidates import Candidate
 from ..cases import Case, Inputs, build, cases_of
-from ..cuda_graphs import CudaGraphs, Recorded
+from ..cuda_graphs import POISON, CudaGraphs, Recorded
 from ..invocation import CandidateFault, guarded
 from ..verdicts import Finding, failed, passed
 from ..views import Placed
@@ -45,7 +46,9 @@ _STANDARD = (
     Inputs(length=0),
 )
 _ASIDE, _IN_TURN = "side-stream", "two-graphs"
-_LONGER = 6
+_LONGER, _LARGEST = 6, 8192
+"""Tokens: by how many a second graph has more, and of the call that is larger than both."""
+
 _GARBAGE = (0xFF, 0x11, 0x7F)
 _ORDER = (0, 1, 2, 1, 0)
 """The fills that are replayed one after another. Behind the third the allocator's cache is emptied."""
@@ -108,7 +111,7 @@ class _Captured:
                 _overwritten(own, new, garbage)
                 for own, new, garbage in zip(self.read, fill.placed, cycle(_GARBAGE), strict=False)
             ]
-            self.graphs.poison(self._sizes())
+            free = self.graphs.poison()
             for _ in range(2):
                 for y in self.recorded.outputs:
                     y.fill_(float("nan"))
@@ -116,14 +119,13 @@ class _Captured:
                 self.replays += 1
                 if found := self.unlike(number):
                     return found
+        # The least byte, for a comparison would need as much memory again.
+        if free and int(torch.stack([memory.amin() for memory in free]).amin()) != POISON:
+            return f"replay {self.replays} writes to memory that was given back before"
         for own, before, name in zip(self.read, kept, self.names, strict=True):
             if changed := int((own.storage != before).sum()):
                 return f"replay {self.replays} changes {changed} bytes of {name}'s storage"
         return ""
-
-    def _sizes(self) -> tuple[int, ...]:
-        """Numbers of bytes that a candidate's scratch memory may have: the inputs' as they are, and in fp32."""
-        return tuple(sorted({p.view.numel() * width for p in self.read for width in (p.view.element_size(), 4)}))
 
     def unlike(self, number: int) -> str:
         """In words, how the graph's outputs differ from what ``fills[number]`` gives; empty where they do not."""
@@ -189,12 +191,28 @@ def replayed(candidate: Candidate, case: Case, seed: int, graphs: CudaGraphs) ->
         # The last call before a capture is the other one's: what it leaves behind must not enter the graph.
         other.warm_up()
         graph.record(sharing=len(captured) > 1)
+    if len(captured) > 1:
+        # Whoever keeps memory from call to call, and now needs more, must not take from the graphs what they hold.
+        _call_once(candidate, replace(case, inputs=_larger(case)), seed)
     reason = _replayed_in_turn(captured, graphs, aside=case.variant.endswith(_ASIDE))
     facts: dict[str, Any] = {
         "replays": sum(graph.replays for graph in captured),
         "elements": sum(y.numel() for graph in captured for y in graph.fills[0].expected),
     }
     return failed(reason, **facts) if reason else passed(**facts)
+
+
+def _larger(case: Case) -> Inputs:
+    """More than any call before it, as far as the plans of a GPU go: memory that suffices once suffices for ever."""
+    if case.device == "cpu" or case.inputs.batch > 1:
+        return replace(case.inputs, length=case.inputs.length + 2 * _LONGER)
+    return replace(case.inputs, length=_LARGEST, heads=24)
+
+
+def _call_once(candidate: Candidate, case: Case, seed: int) -> None:
+    call = bare_call(candidate, case.bound_family, backward=case.variant.startswith("vjp"))
+    operands = _operands(case, seed)
+    guarded("run", lambda: call(*(p.view for p in operands)))
 
 
 def _replayed_in_turn(captured: list[_Captured], graphs: CudaGraphs, *, aside: bool) -> str:

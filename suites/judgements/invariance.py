@@ -9,6 +9,7 @@ cannot be seen here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -22,6 +23,7 @@ from ..families import shown
 from ..invocation import forward, vjp
 from ..layouts import LAYOUTS, PADDING, SINGLE, Layout, flat_index, gather, scatter
 from ..payloads import Slots
+from ..remembered import remembered
 from ..verdicts import Finding, failed, passed
 from .judgement import Judgement, first_of
 
@@ -52,12 +54,19 @@ def _variants(plan: str) -> Iterator[tuple[Inputs, str]]:
             yield Inputs(length=total, heads=_HEADS, table="logical", conjugate=True), f"{name}/unequal"
 
 
+@functools.lru_cache(maxsize=64)
+def _arranged(layout: str, workload: str) -> tuple[tuple[Tensor, Tensor], ...]:
+    """The calls of a layout, each with where its tokens stand in the samples laid end to end: to be read only."""
+    lengths = LENGTHS[workload]
+    return tuple((call, flat_index(call, lengths)) for call in LAYOUTS[layout].arrange(lengths))
+
+
 class _Logical:
     """x, gradient and tables of all logical tokens laid end to end: [tokens, H, D] and [tokens, R / 2]."""
 
     def __init__(self, case: Case, seed: int) -> None:
-        layout, workload = case.variant.split("/")
-        self.case, self.layout, self.lengths = case, LAYOUTS[layout], LENGTHS[workload]
+        layout, self.workload = case.variant.split("/")
+        self.case, self.layout, self.lengths = case, LAYOUTS[layout], LENGTHS[self.workload]
         own, given = case.contract, case.inputs
         positions = torch.cat([own.positions.of_length(n) for n in self.lengths])
         self.positions = positions
@@ -71,8 +80,7 @@ class _Logical:
         out = torch.zeros_like(self.x)
         padding = float("nan") if self.case.inputs.payload != "special" else torch.finfo(self.x.dtype).max
         family, device = self.case.bound_family, self.case.device
-        for arranged in layout.arrange(self.lengths):
-            index = flat_index(arranged, self.lengths)
+        for _, index in _arranged(layout.name, self.workload):
             # Without a batch dimension the rows of a batch lie end to end, padding and all.
             index = index.reshape(1, -1) if family.flat else index
             x, gradient = (gather(t, index, padding).to(device) for t in (self.x, self.gradient))
@@ -88,11 +96,12 @@ class _Logical:
 
 
 def _judge(candidate: Candidate, case: Case, seed: int, *, backward: bool) -> Finding:
-    logical = _Logical(case, seed)
+    # Tokens are gathered into new memory for each call: a candidate cannot write into what is remembered.
+    logical = remembered(lambda: (case.family, case.contract_name, case.id, seed), lambda: _Logical(case, seed))
     canonical = logical.run(candidate, SINGLE, backward=backward)
     got = logical.run(candidate, logical.layout, backward=backward)
     differs = ~same(got, canonical)
-    calls = len(logical.layout.arrange(logical.lengths))
+    calls = len(_arranged(logical.layout.name, logical.workload))
     facts = {"tokens": len(got), "calls": calls, "elements": got.numel(), "unlike": int(differs.sum())}
     if not facts["unlike"]:
         return passed(**facts)

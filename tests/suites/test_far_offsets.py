@@ -160,10 +160,10 @@ def test_a_wrong_sample_of_a_large_output(run: Callable[..., Tensor], says: str)
 
 
 def test_which_cases_there_are() -> None:
-    """On a GPU, in bfloat16, beyond the smoke plan: two with the claim strided, one for everybody."""
+    """In bfloat16, beyond the smoke plan: two with the claim strided, and on a GPU one for everybody."""
     for device, dtype, plan, expected in (
         ("cuda", "bfloat16", "standard", 3), ("cuda", "bfloat16", "full", 3), ("cuda", "bfloat16", "smoke", 0),
-        ("cuda", "float32", "standard", 0), ("cpu", "bfloat16", "full", 0),
+        ("cuda", "float32", "standard", 0), ("cpu", "bfloat16", "full", 2), ("cpu", "bfloat16", "smoke", 0),
     ):  # fmt: skip
         for claims, fewer in ((("strided",), 0), ((), 2)):
             found = [c for c in ACCURACY_FORWARD.cases(candidate(right, *claims), device, dtype, plan) if c.variant]

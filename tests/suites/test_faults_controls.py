@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from ropecheck.oracle.contracts import contract
+from ropecheck.oracle.floats import key
 from ropecheck.oracle.positions import CentredGrid
 from ropecheck.suites.adapters.rotate_qk import composition
 from ropecheck.suites.candidates import Candidate
+from ropecheck.suites.cases import Case, Inputs, build
 from ropecheck.suites.faults.arithmetic import contracted
 from ropecheck.suites.faults.dictionary import FAULTS
 from ropecheck.suites.faults.equivalents import at_most, maps_agree
 from ropecheck.suites.faults.mechanical.rotations import adjacent, adjacent_back, half_split
-from ropecheck.suites.faults.mutants import mutant
+from ropecheck.suites.faults.mutants import mutant, right_fused_call
 
 Failing = Callable[..., dict[str, str]]
 ACCURACY = ("accuracy-forward", "accuracy-vjp")
@@ -180,6 +184,19 @@ def test_c001_the_grid_is_centred_as_pinned() -> None:
         assert positions[:, 0].unique().tolist() == [0]
 
 
+def test_c002_both_layouts_of_ids_have_the_same_bytes() -> None:
+    """Three disjoint rows: end to end, cut out of wider rows, and stored one triple for each token."""
+    ids = torch.stack((torch.arange(100, 107), torch.arange(3, 10), torch.arange(50, 57)))
+    wide, triples = torch.zeros(3, 64, dtype=torch.int64), torch.zeros(7, 3, dtype=torch.int64)
+    wide[:, :7], triples[:] = ids, ids.T
+    generator = torch.Generator().manual_seed(0)
+    q, k, cache = (torch.randn(shape, generator=generator) for shape in ((7, 5, 128), (7, 2, 128), (128, 128)))
+    run, stored = composition("mrope-interleaved"), (ids, wide[:, :7], triples.T, ids.int(), triples.int().T)
+    assert [t.stride() for t in stored[:3]] == [(7, 1), (64, 1), (1, 3)]
+    results = [run(q.bfloat16(), k.bfloat16(), cache, t) for t in stored]
+    assert all(torch.equal(y, z) for result in results for y, z in zip(result, results[0], strict=True))
+
+
 @pytest.mark.parametrize("stored", ["sliced-positions", "transposed-positions"])
 def test_c002_both_layouts_of_ids_pass(stored: str, failing: Failing) -> None:
     """A kernel that takes any strides of positions has the same bytes for all of them."""
@@ -205,8 +222,34 @@ def test_c003_roundings_that_a_compiler_leaves_out_pass_compiled_and_fail_eager(
     assert "accuracy-forward" in failing(FAULTS["rounding-skipped"].candidate(), "smoke", ("accuracy-forward",))
 
 
+_elided: Any = custom_op(
+    "ropecheck_tests::elided", half_split, mutates_args=(), schema="(Tensor x, Tensor cos, Tensor sin) -> Tensor"
+)
+_elided.register_fake(lambda x, cos, sin: torch.empty_like(x, memory_format=torch.contiguous_format))
+
+
+def opaque_when_compiled(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The bytes of :func:`elided_when_compiled`, from an operator that no compiler looks into."""
+    result: Tensor = _elided(x, cos, sin) if torch.compiler.is_compiling() else elided_when_compiled(x, cos, sin)
+    return result
+
+
+def test_c003_the_same_bytes_from_an_opaque_kernel_fail(failing: Failing) -> None:
+    """No compiler has left anything out of an operator; eager, the candidate is right."""
+    opaque = Candidate("opaque", "hf-llama", opaque_when_compiled, ("cpu",), ("bfloat16",), ("compile",))
+    found = failing(opaque, "smoke", ("accuracy-forward", "fullgraph"))
+    assert list(found) == ["fullgraph"]
+    assert "are not those of an eager call" in found["fullgraph"]
+
+
 def test_c004_a_result_one_ulp_from_another_right_one_passes(failing: Failing) -> None:
     """Where a bf16 value has two admissible neighbours, both pass: the fp64 form at hard-to-round points."""
+    hard = Inputs(length=3, heads=8, payload="hard-to-round", positions="ramp")
+    given = build(Case("accuracy-forward", "qwen-image", "cpu", "bfloat16", hard), 0)
+    other, strict = in_fp64(given.x.view, given.cos.view, given.sin.view), given.strict()
+    apart = (key(other.contiguous()) - key(strict.contiguous())).abs()
+    assert int((apart == 1).sum()) > 0
+    assert int((apart == 0).sum()) > apart.numel() // 2
     right = Candidate("right", "qwen-image", in_fp64, ("cpu",), ("bfloat16",))
     assert failing(right, "standard", ("accuracy-forward",), only="hard-to-round") == {}
 
@@ -226,6 +269,22 @@ def test_c006_one_row_of_positions_and_three_equal_ones_agree() -> None:
     three = own.tables(text.expand(-1, 3), torch.bfloat16)
     one = [own.frequencies.table(text[:, 0], own.lanes.dims[0])[part] for part in range(2)]
     assert all(torch.equal(a, b) for a, b in zip(three, one, strict=True))
+
+
+def test_c006_one_row_and_three_equal_ones_have_the_same_bytes() -> None:
+    """In a rotation and in a fused call, whose kernels read one row or three."""
+    generator, ids = torch.Generator().manual_seed(0), torch.tensor([5, 0, 7, 7, 31])
+    cache = torch.randn(32, 128, generator=generator)
+    q, k = (torch.randn(5, heads, 128, generator=generator).bfloat16() for heads in (4, 1))
+    pairs = [composition("neox")(q, k, cache, ids), composition("mrope-interleaved")(q, k, cache, ids.expand(3, -1))]
+    run, axis_map = right_fused_call(contract("qwen3.5-norm-rope-gate")), torch.arange(32) % 3
+    heads, weights = (q.flatten(1).repeat(1, 4), k.repeat(1, 1, 2).flatten(1)), torch.randn(2, 256, generator=generator)
+    fused = [
+        run(*heads, *weights.bfloat16(), cache[:, :64], rows, eps=1e-6, axis_map=lanes)
+        for rows, lanes in ((ids, None), (ids.expand(3, -1), axis_map))
+    ]
+    for one, three in (pairs, fused):
+        assert all(y is not None and z is not None and torch.equal(y, z) for y, z in zip(one, three, strict=True))
 
 
 def test_there_are_at_least_twelve_ways_to_be_right() -> None:

@@ -18,7 +18,7 @@ from ropecheck.suites.judging import Selection, judge, questions
 
 BY_NAME = {fault.name: fault for fault in MISREADINGS}
 # Where a plain case cannot tell two faults apart, one that can.
-SHOWN_IN = {"frequencies-rounded": "ramp-positions"}
+SHOWN_IN = {"frequencies-rounded": "ramp-positions", "first-position-for-all": "s255-h2"}
 DIAGNOSED = ("accuracy-forward", "accuracy-vjp", "strict-bytes")
 
 
@@ -68,6 +68,9 @@ UNLISTED = (
     ("whole-blocks-only", (8,), "neox", "rotate", "bfloat16", "the last whole block of 8"),
     ("one-axis-for-all", (2,), "mrope-contiguous", "rotate_qk", "float16", "every lane uses the width row"),
     ("another-base", (5e5,), "qwen-image", "rotate", "bfloat16", "the base of the frequencies is 500000"),
+    ("tables-scaled", (1.1221589,), "hf-llama", "rotate", "float32", "the tables are multiplied by 1.12215"),
+    ("tables-scaled", (1.2772589,), "qwen-image", "rotate", "float32", "the tables are multiplied by 1.27725"),
+    ("input-rounded", (torch.float16,), "neox", "rotate_qk", "float32", "x is rounded to fp16 before it is rotated"),
     ("last-lanes-not-rotated", (41,), "qwen-image", "rotate", "bfloat16", "lanes from 41 on come out"),
 )
 
@@ -103,6 +106,17 @@ def test_up_to_three_faults_at_once_are_found(causes: tuple[tuple[str, tuple[obj
     assert said.startswith("behaves exactly like: ")
     for cause in given:
         assert cause.fault.sentence("qwen-image", *cause.parameters) in said
+
+
+def test_faults_of_heads_compose_with_faults_of_tables_and_of_heads() -> None:
+    """Tables of each head are no longer those of the positions: whatever else is misread, the call stays one."""
+    inputs = Inputs(options="model-cache")
+    given = build(Case("accuracy-forward", "neox", "cpu", "bfloat16", inputs, "", "rotate_qk"), 0)
+    of = [BY_NAME[name] for name in ("head-added-to-the-id", "head-added-to-the-position", "head-for-the-position")]
+    for first in of:
+        for second in MISREADINGS:
+            reading = second.misread(first.misread(of_operands(given), *first.given), *second.given)
+            assert [y.shape for y in reading.outputs()] == [part.x.shape for part in reading.parts], second.name
 
 
 def test_nothing_is_said_of_what_nothing_explains() -> None:

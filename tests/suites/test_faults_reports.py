@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ropecheck.oracle.contracts import CONTRACTS
+from ropecheck.suites.cases import Case, positions_of
 from ropecheck.suites.faults.dictionary import FAULTS
+from ropecheck.suites.faults.gradients import GRADIENTS
+from ropecheck.suites.faults.mutants import mutant
 from ropecheck.suites.faults.reports import ELSEWHERE, REPORTS, as_markdown, rows
 from ropecheck.suites.faults.sensitivity import Record, Sensitivity
+from ropecheck.suites.judging import Selection, questions
 
 
 def test_every_report_is_a_fault_or_says_why_not() -> None:
@@ -46,3 +56,27 @@ def test_the_dictionary_is_as_large_as_it_is_said_to_be() -> None:
     assert len([fault for fault in on_a_cpu if fault.kind == "mechanical"]) >= 45
     assert sum(bool(fault.equivalent) for fault in FAULTS.values()) <= 5
     assert all(fault.check is not None for fault in FAULTS.values() if fault.equivalent)
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_o110_every_table_that_a_token_reads_is_finite(name: str) -> None:
+    """Against a table of NaN every kernel that returns NaN would be right."""
+    own = CONTRACTS[name]
+    family = "norm_rotate_gate" if own.norm is not None else own.family or "rotate"
+    right = mutant("right", name, family, lambda reading: reading, "bfloat16")
+    asked = [q for q in questions(right, Selection("standard", devices=("cpu",))) if isinstance(q, Case)]
+    given = {(i.length, i.batch, i.positions, i.table, i.rotary_dim): i for i in (q.inputs for q in asked)}
+    tables = [
+        own.tables(positions_of(own, i), torch.bfloat16, i.rotary_dim or own.rotary_dim)
+        for i in given.values() if i.table != "logical"
+    ]  # fmt: skip
+    assert len(tables) > 10
+    assert all(bool(table.isfinite().all()) for both in tables for table in both)
+
+
+@pytest.mark.parametrize("name", [fault.name for fault in GRADIENTS])
+def test_o116_the_backward_is_judged_by_itself(name: str, failing: Callable[..., dict[str, str]]) -> None:
+    """A fault of the gradient alone passes what is asked of the forward, and is seen all the same."""
+    candidate = FAULTS[name].candidate()
+    assert failing(candidate, "smoke", ("accuracy-forward", "invariance-forward")) == {}
+    assert "accuracy-vjp" in failing(candidate, "smoke", ("accuracy-vjp",))

@@ -89,8 +89,8 @@ class TapedGraphs(CudaGraphs):
 
         return Recorded(outputs, replay)
 
-    def poison(self, sizes: tuple[int, ...]) -> None:
-        pass
+    def poison(self) -> list[Tensor]:
+        return []
 
     def empty_cache(self) -> None:
         pass

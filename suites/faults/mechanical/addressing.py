@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...adapters.rotate_qk import composition
 from .kernel import Broken
 from .rotations import (
     Pair,
@@ -120,7 +121,8 @@ def positions_as(width: torch.dtype) -> Callable[..., Pair]:
     """Ids are read with ``width``, whatever they are."""
 
     def run(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> Pair:
-        raw = memory(positions.contiguous()).view(torch.uint8)
+        # A copy, in whose memory there is nothing else.
+        raw = memory(positions.clone(memory_format=torch.contiguous_format)).view(torch.uint8)
         words = raw[: len(raw) // 8 * 8].view(width)
         found = words[torch.arange(positions.numel()) % max(1, len(words))] if len(words) else positions
         return gathered(q, k, cos_sin_cache, (found.long() % max(1, len(cos_sin_cache))).reshape(positions.shape))
@@ -139,16 +141,39 @@ def columns_of_the_next_row(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positio
     return gathered(q, k, torch.cat((cos, sin), dim=-1), torch.arange(len(positions)))
 
 
-def thirty_two_bit_offset(limit: int) -> Callable[..., Tensor]:
-    """Offsets past ``limit`` wrap: a small one stands for 2^31, whose memory no small machine has."""
+def as_wide_as_the_head(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> Pair:
+    """All of a head is rotated, by as many columns: those that a row of the cache has not are the next row's."""
+    pitch, half = cos_sin_cache.shape[1], q.shape[2] // 2
+    flat = cos_sin_cache.reshape(-1)
+    start = positions.long()[:, None] * pitch + torch.arange(half)
+    cos, sin = (flat[(start + by).clamp(max=max(0, len(flat) - 1))] for by in (0, half))
+    return gathered(q, k, torch.cat((cos, sin), dim=-1), torch.arange(len(positions)))
 
-    def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        y = adjacent(x, cos, sin)
-        flat = y.reshape(-1)
-        flat[limit:] = flat[: max(0, len(flat) - limit)].clone() if len(flat) < 2 * limit else 0
-        return flat.view(y.shape)
 
-    return run
+_mrope = composition("mrope-interleaved")
+
+
+def rows_of_ids_end_to_end(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> Pair:
+    """From one row of ids to the next lie as many as there are tokens."""
+    return _mrope(q, k, cos_sin_cache, read_as(positions, (positions.shape[1], positions.stride(1))))
+
+
+def as_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs are viewed as complex numbers, which only adjacent channels can be."""
+    width = 2 * cos.shape[-1]
+    pairs = torch.view_as_complex(x[..., :width].float().view(*x.shape[:-1], width // 2, 2))
+    turned = torch.view_as_real(pairs * torch.complex(cos.float(), sin.float()).unsqueeze(-2)).flatten(-2)
+    return torch.cat((turned.to(x.dtype), x[..., width:]), dim=-1)
+
+
+def offsets_in_32_bits(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """A sample that lies past 2^31 elements is read from where 32 bits take it."""
+    limit = 2**31
+    if x.shape[0] < 2 or x.stride(0) * (x.shape[0] - 1) < limit:
+        return adjacent(x, cos, sin)
+    wrapped = x.storage_offset() + x.stride(0) - 2 * limit
+    near = x.as_strided(x.shape[1:], x.stride()[1:], max(0, wrapped))
+    return adjacent(torch.stack([x[0], *(near for _ in range(x.shape[0] - 1))]), cos, sin)
 
 
 def _addressing(name: str, says: str, run: Callable[..., Any], *rows: str, **more: Any) -> Broken:
@@ -156,7 +181,7 @@ def _addressing(name: str, says: str, run: Callable[..., Any], *rows: str, **mor
 
 
 ADDRESSING = (
-    _addressing("x-taken-for-contiguous", "x is read as if it were contiguous", x_dense, "O028", "O098"),
+    _addressing("x-taken-for-contiguous", "x is read as if it were contiguous", x_dense, "O028"),
     _addressing("tables-taken-for-contiguous", "the tables are read as if they were contiguous", table_dense, "O033"),
     _addressing("one-stride-for-both-tables", "the sine is read with the strides of the cosine",
                 sine_by_the_cosines_strides),
@@ -166,7 +191,7 @@ ADDRESSING = (
     _addressing("head-stride-assumed", "the stride of heads is taken to be their width", head_stride_assumed),
     _addressing("sample-stride-assumed", "samples are taken to lie end to end", sample_stride_assumed),
     _addressing("heads-before-tokens", "tokens and heads are taken to lie in the other order", heads_before_tokens,
-                "O018", "O025", "O034", claims=()),
+                "O018", claims=()),
     _addressing("storage-offset-forgotten", "x is read from the start of its storage", offset_forgotten, claims=()),
     _addressing("rounded-down-to-16-bytes", "x is read from the 16-byte boundary in front of it", aligned_down),
     _addressing("table-rounded-down-to-16-bytes", "tables are read from the 16-byte boundary in front of them",
@@ -179,7 +204,9 @@ ADDRESSING = (
                 **_PAIR),
     _addressing("k-taken-to-lie-behind-q", "k is taken to begin where the heads of q end", k_behind_q, "O029", **_PAIR),
     _addressing("positions-taken-for-contiguous", "positions are read as if they were contiguous",
-                rows_of_positions_dense, "O001", **_CACHE),
+                rows_of_positions_dense, **_CACHE),
+    _addressing("rows-of-ids-end-to-end", "rows of positions are taken to be as far apart as there are tokens",
+                rows_of_ids_end_to_end, "O001", family="rotate_qk", contract="mrope-interleaved", vjp=None),
     _addressing("cache-taken-for-contiguous", "rows of the cache are taken to lie end to end", cache_pitch_assumed,
                 "O033", **_CACHE),
     _addressing("ids-read-as-32-bits", "64-bit ids are read through a pointer to 32 bits", positions_as(torch.int32),
@@ -187,7 +214,11 @@ ADDRESSING = (
     _addressing("ids-read-as-64-bits", "32-bit ids are read through a pointer to 64 bits", positions_as(torch.int64),
                 "O049", **{**_CACHE, "claims": ()}),
     _addressing("sines-of-the-next-row", "sines are read past the end of a row of the cache", columns_of_the_next_row,
-                "O015", "O040", **{**_CACHE, "claims": ("any-shape",)}),
-    _addressing("offsets-wrap", "offsets past 30,000 elements wrap, as those past 2^31 do in 32 bits",
-                thirty_two_bit_offset(30_000), "O041", claims=()),
+                "O040", **{**_CACHE, "claims": ("any-shape",)}),
+    _addressing("as-wide-as-the-head", "all of a head is rotated, by columns past the end of a row of the cache",
+                as_wide_as_the_head, "O015", **{**_CACHE, "claims": ("any-shape",)}),
+    _addressing("complex-views", "pairs are viewed as complex numbers, which refuses strides", as_complex_numbers,
+                "O098"),
+    _addressing("offsets-in-32-bits", "a sample past 2^31 elements is read from where 32 bits take it",
+                offsets_in_32_bits, "O041", vjp=None),
 )  # fmt: skip

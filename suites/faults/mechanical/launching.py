@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...adapters.rotate_qk import composition
 from .kernel import Broken
 from .rotations import Pair, adjacent, adjacent_back, both, both_back, gathered, gathered_back
 
@@ -18,6 +19,26 @@ def decode_by_the_first_sample(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if x.shape[1] == 1 and cos.dim() == 3:
         cos, sin = cos[:1].expand_as(cos), sin[:1].expand_as(sin)
     return adjacent(x, cos, sin)
+
+
+def decode_one_row_late(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> Pair:
+    """A single token is taken to stand where the next one will."""
+    by = 1 if len(q) == 1 else 0
+    return gathered(q, k, cos_sin_cache, (positions + by) % max(1, len(cos_sin_cache)))
+
+
+def partners_of_the_first_head(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Of many tokens a warp has four heads, and where not all of a head is rotated each shuffles with the first."""
+    width = 2 * cos.shape[-1]
+    y = adjacent(x, cos, sin)
+    if width == x.shape[-1] or x.shape[1] < 8:
+        return y
+    first = x[:, :, torch.arange(x.shape[2]) // 4 * 4]
+    for mine, partner in ((0, 1), (1, 0)):
+        mixed = x.clone()
+        mixed[..., partner:width:2] = first[..., partner:width:2]
+        y[..., mine:width:2] = adjacent(mixed, cos, sin)[..., mine:width:2]
+    return y
 
 
 def long_rows_by_the_first_sample(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -107,6 +128,16 @@ def outputs_exchanged(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
 
 def one_tensor_only(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return both(q, k, cos, sin)[0]
+
+
+_text = composition("neox")
+
+
+def longer_positions(q: Any, k: Any, cos_sin_cache: Any, positions: Any) -> Pair:
+    """Those of the first tokens are read."""
+    if isinstance(positions, Tensor) and isinstance(q, Tensor) and positions.dim():
+        positions = positions[..., : len(q)]
+    return _text(q, k, cos_sin_cache, positions)
 
 
 def last_row_refused(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> Pair:
@@ -268,11 +299,17 @@ _CACHE: dict[str, Any] = {"family": "rotate_qk", "contract": "neox"}
 LAUNCHING = (
     _launch("batch-ignored-in-decode", "with one token a sample, all samples read the first one's table",
             decode_by_the_first_sample, "O047"),
+    _launch("decode-one-row-late", "a single token is taken to stand where the next one will", decode_one_row_late,
+            "O002", "O080", vjp=gathered_back, **_CACHE),
+    _launch("partners-of-the-first-head", "of many partly rotated heads each is paired with the first of four",
+            partners_of_the_first_head, "O016", claims=("any-shape",)),
+    _launch("longer-positions-accepted", "positions of more tokens than q has are accepted", longer_positions,
+            "O078", claims=("refusals",), vjp=None, **_CACHE),
     _launch("batch-ignored-in-long-rows", "in rows of more than 16 tokens all samples read the first one's table",
-            long_rows_by_the_first_sample, "O016"),
-    _launch("chunk-off-by-one", "a chunk of four tokens starts one row late", chunk_off_by_one, "O078", "O081"),
+            long_rows_by_the_first_sample),
+    _launch("chunk-off-by-one", "a chunk of four tokens starts one row late", chunk_off_by_one),
     _launch("tokens-beyond-the-grid", "tokens from 256 on are zero", tokens_beyond_the_grid, "O043"),
-    _launch("heads-beyond-the-block", "heads from 32 on come out as they went in", heads_beyond_the_block, "O016"),
+    _launch("heads-beyond-the-block", "heads from 32 on come out as they went in", heads_beyond_the_block),
     _launch("samples-beyond-the-grid", "samples from 8 on come out as they went in", samples_beyond_the_grid, "O043"),
     _launch("specialised-lengths", "in powers of two of tokens each pair reads one row of the tables",
             even_lengths_only),
@@ -294,11 +331,11 @@ LAUNCHING = (
     _launch("one-configuration-wrong", "under one launch configuration the last token is not rotated",
             wrong_in_one_configuration, "O094", more={"configs": {"wide-blocks": wide_blocks}}),
     _state("one-call-late", "the result of the call before is returned", OneCallLate),
-    _state("first-result-kept", "the first result of a shape is returned for ever", FirstResultKept, "O070"),
+    _state("first-result-kept", "the first result of a shape is returned for ever", FirstResultKept),
     _state("second-call-raises", "a second call with the same tensor raises", RaisingTheSecondTime),
     _state("first-call-turns-twice", "in place, the first call of a shape rotates twice", TurnedTwiceTheFirstTime,
            "O094", more={"in_place": True}),
-    _state("output-buffer-reused", "the next call writes over an output", BufferReused, "O031"),
+    _state("output-buffer-reused", "the next call writes over an output", BufferReused),
     _state("table-kept-by-address", "a table is read once and kept by its address", TableKept, "O103"),
     _state("positions-kept-by-address", "gathered rows are kept by the address of the positions", PositionsKept,
            "O104", **_CACHE),

@@ -84,16 +84,6 @@ def waiting_for_the_gpu(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return adjacent(x, cos, sin) if float(cos.max()) <= 2 else x.clone()
 
 
-def offsets_in_32_bits(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """A sample that lies past 2^31 elements is read from where 32 bits take it."""
-    limit = 2**31
-    if x.shape[0] < 2 or x.stride(0) * (x.shape[0] - 1) < limit:
-        return adjacent(x, cos, sin)
-    wrapped = x.storage_offset() + x.stride(0) - 2 * limit
-    near = x.as_strided(x.shape[1:], x.stride()[1:], max(0, wrapped))
-    return adjacent(torch.stack([x[0], *(near for _ in range(x.shape[0] - 1))]), cos, sin)
-
-
 def raising_in_a_capture(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """A launch is checked by waiting for it, which a capture forbids."""
     y = adjacent(x, cos, sin)
@@ -124,6 +114,4 @@ ON_A_GPU = (
          "O107", claims=("multi-device",)),
     _gpu("waiting-for-the-gpu", "a value is read back from the GPU at every call", waiting_for_the_gpu, "O074",
          claims=("no-copy",)),
-    _gpu("offsets-in-32-bits", "a sample past 2^31 elements is read from where 32 bits take it", offsets_in_32_bits,
-         "O041", claims=("strided",)),
 )  # fmt: skip

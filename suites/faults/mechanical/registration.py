@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from ...adapters.rotate_qk import composition
 from .kernel import Broken
 from .rotations import adjacent, adjacent_back
 
+_text = composition("neox")
 _SCHEMA = "(Tensor x, Tensor cos, Tensor sin) -> Tensor"
 
 
@@ -142,6 +144,13 @@ def narrow_under_autocast(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return adjacent(x, cos, sin)
 
 
+def narrow_ids_under_autocast(q: Tensor, k: Tensor, cache: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+    """Positions are floating-point numbers on the way to their rows, which autocast makes narrow."""
+    if torch.is_autocast_enabled("cpu"):
+        positions = positions.to(torch.get_autocast_dtype("cpu")).long()
+    return _text(q, k, cache, positions)
+
+
 def breaking_the_graph(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """How far the table reaches is read back from it."""
     return x.clone() if float(cos.abs().max()) == float("inf") else adjacent(x, cos, sin)
@@ -217,6 +226,8 @@ REGISTRATION = (
                 other_under_autograd, claims=("vjp",)),
     _registered("narrow-under-autocast", "under autocast the tables are rounded", narrow_under_autocast, "O056",
                 claims=("autocast",), vjp=adjacent_back),
+    _registered("ids-narrow-under-autocast", "under autocast positions are rounded", narrow_ids_under_autocast, "O056",
+                family="rotate_qk", contract="neox", claims=("autocast",)),
     _registered("graph-broken", "a value is read back from the table, where a compiler has to stop",
                 breaking_the_graph, "O102", "O074", claims=("compile",)),
     _registered("other-when-compiled", "compiled, the tables are exchanged", other_when_compiled, "O012", "O097",

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...adapters.rotate_qk import composition
 from .kernel import Broken
 from .rotations import Pair, adjacent, adjacent_back, both, both_back, memory
+
+_mrope = composition("mrope-interleaved")
 
 
 def last_token_unwritten(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -81,8 +84,30 @@ def k_over_q(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
     return y
 
 
-def k_written_alone(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-    k.copy_(adjacent(k, cos, sin))
+def q_written_alone(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    q.copy_(adjacent(q, cos, sin))
+
+
+def one_head_of_k_lost(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    """What is rotated of a k of one head is a copy of it, and k is returned."""
+    turned, other = both(q, k, cos, sin)
+    return turned, (k.clone() if k.shape[2] == 1 else other)
+
+
+def filled_as_if_contiguous(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The output has the strides of x, and is written as if it had none of its own."""
+    y = torch.empty_like(x)
+    memory(y).copy_(adjacent(x, cos, sin).reshape(-1))
+    return y
+
+
+def as_many_tokens_as_ids(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> None:
+    """In place; three rows of positions make three tokens of one, and what lies behind q is written."""
+    last = int(q.storage_offset()) + sum((n - 1) * step for n, step in zip(q.shape, q.stride(), strict=True))
+    whole = memory(q)
+    for t, y in zip((q, k), _mrope(q, k, cos_sin_cache, positions), strict=True):
+        t.copy_(y)
+    whole[last + 1 : last + 1 + 2 * q.numel()] = 0.0
 
 
 def pair_in_place_back(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -172,27 +197,34 @@ WRITING = (
     _writing("last-token-unwritten", "the last token's output is not written", last_token_unwritten),
     _writing("tail-unwritten", "the channels behind the rotated ones are not written", tail_unwritten,
              claims=("any-shape",)),
-    _writing("odd-head-unwritten", "of an odd number of heads the last is not written", last_head_unwritten, "O016"),
+    _writing("odd-head-unwritten", "of an odd number of heads the last is not written", last_head_unwritten),
     _writing("unwritten-memory-read", "zero times memory that nobody wrote is added", uninitialised_added, "O109"),
     _writing("x-used-as-scratch", "x is zero after the call", x_as_scratch),
     _writing("table-left-changed", "the sine is left negated", sine_left_negated),
-    _writing("written-behind-x", "an element behind x is written", behind_x, "O117"),
+    _writing("written-behind-x", "an element behind x is written", behind_x),
     _writing("written-before-x", "an element in front of x is written", before_x),
     _writing("written-into-x", "the result is written over x, which is not declared", into_x, "O089"),
     _writing("gradient-used-as-scratch", "the incoming gradient is zero after the backward", adjacent,
              vjp=gradient_as_scratch),
     _writing("q-used-as-scratch", "q is zero after the call", k_over_q, family="rotate_pair", vjp=both_back),
-    _writing("in-place-on-k-alone", "in place, q is left as it was", k_written_alone, "O026",
+    _writing("in-place-on-q-alone", "in place, k is left as it was", q_written_alone, "O026",
              family="rotate_pair", more={"in_place": True}, vjp=pair_in_place_back),
     _writing("not-in-place-after-all", "the result is written into a copy of x", not_in_place_after_all, "O024",
              **_IN_PLACE),
+    _writing("one-head-of-k-lost", "a k of one head comes out as it went in", one_head_of_k_lost, "O024",
+             family="rotate_pair", vjp=both_back),
+    _writing("filled-as-if-contiguous", "the output has the strides of x, and is filled as if it were contiguous",
+             filled_as_if_contiguous, "O031", "O033", claims=("strided",)),
+    _writing("as-many-tokens-as-ids", "three rows of positions are taken for three times as many tokens",
+             as_many_tokens_as_ids, "O117", family="rotate_qk", contract="mrope-interleaved",
+             more={"in_place": True}, vjp=None),
     _writing("in-place-by-layout", "contiguous inputs are written into, others not", in_place_if_contiguous, "O089",
              claims=("strided",)),
     _writing("written-before-read", "in place, a pair's first result is stored before the second is computed",
              written_before_read, "O091", "O093", **_IN_PLACE),
     _writing("neighbours-leak", "zero times the token before is added, and its NaN with it", leaking, "O038"),
     _writing("padding-leaks-through-the-table", "zero times all cosines is added to each", mean_of_the_table, "O038"),
-    _writing("lanes-rounded-up", "lanes up to the next power of two are rotated, unmasked", lanes_rounded_up, "O023",
+    _writing("lanes-rounded-up", "lanes up to the next power of two are rotated, unmasked", lanes_rounded_up,
              claims=("any-shape",)),
     _writing("stores-into-the-next-head", "stores of eight channels run into the next head", wide_stores, "O111",
              claims=("any-shape",)),
