@@ -23,17 +23,18 @@ verify: $(INSTALLED)
 	$(BIN)/ropecheck verify --plan $(PLAN) --out report
 
 # What pyproject.toml names, less the extras. The build folder is emptied: setuptools would pack what an earlier one left.
-# Both commands run, whatever the first one finds.
+# Every command runs, whatever the one before it finds.
 verify-gpu:
 	@command -v $(PYTHON) >/dev/null || { echo "'$(PYTHON)' is not found: name the Python of a CUDA build of torch with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; from importlib.util import find_spec; missing = [name for name in "torch triton numpy mpmath pytest xdist rich pip setuptools".split() if find_spec(name) is None]; sys.exit("verify-gpu needs these packages beside " + sys.executable + ": " + ", ".join(missing) if missing else 0)'
 	rm -rf build
 	ROPECHECK_CUDA=require $(PYTHON) -m pip install --quiet --no-index --no-deps --no-build-isolation --target build/gpu .
-	@export PYTHONPATH=$(CURDIR)/build/gpu; judged=0; sanitized=0; \
+	@export PYTHONPATH=$(CURDIR)/build/gpu; judged=0; sanitized=0; seen=0; \
 		build/gpu/bin/ropecheck verify --policy gpu --out report-gpu || judged=$$?; \
 		build/gpu/bin/ropecheck sanitize --out report-sanitizer || sanitized=$$?; \
-		echo "exit status of verify: $$judged, of sanitize: $$sanitized"; \
-		[ $$judged$$sanitized = 00 ]
+		build/gpu/bin/ropecheck sensitivity -n $(WORKERS) --out report-sensitivity || seen=$$?; \
+		echo "exit status of verify: $$judged, of sanitize: $$sanitized, of sensitivity: $$seen"; \
+		[ $$judged$$sanitized$$seen = 000 ]
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -47,7 +48,7 @@ docs: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv report report-gpu report-sanitizer build *.egg-info kernels/libropecheck_cuda.so
+	rm -rf .venv report report-gpu report-sanitizer report-sensitivity build *.egg-info kernels/libropecheck_cuda.so
 
 # The stamp is written last: an installation that failed or was interrupted is made again. torch comes first, because
 # the native library is built with its headers.

@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     local.add_argument("--workflow", default="contracts", metavar="NAME", help="default contracts")
     local.add_argument("--event", choices=EVENTS, default="pull_request", help="default pull_request")
     local.add_argument("--job", default="", metavar="ID", help="only this job, and those that it needs")
-    local.add_argument("--input", action="append", default=[], metavar="NAME=VALUE",
+    local.add_argument("--input", action="append", default=[], type=_input, metavar="NAME=VALUE",
                        help="an input of workflow_dispatch; repeatable")  # fmt: skip
     local.add_argument("--matrix", action="append", default=[], metavar="NAME:VALUE",
                        help="only this part of a matrix; repeatable")  # fmt: skip
@@ -47,6 +47,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     watchdog.add_options(watch)
 
 
+def _input(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, not {text!r}")
+    return name, value
+
+
 def _repository(text: str) -> tuple[str, Path]:
     name, _, folder = text.partition("=")
     if name.count("/") != 1 or not Path(folder).is_dir():
@@ -57,7 +64,7 @@ def _repository(text: str) -> tuple[str, Path]:
 def _local(options: argparse.Namespace, console: Console) -> int:
     run = LocalRun(
         root=repository_root(Path.cwd()), workflow=options.workflow, event=options.event, job=options.job,
-        inputs=tuple(options.input), matrix=tuple(options.matrix),
+        inputs=dict(options.input), matrix=tuple(options.matrix),
         runners=tuple(label for label in options.runners.split(",") if label), repository=options.repository,
     )  # fmt: skip
 

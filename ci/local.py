@@ -25,7 +25,8 @@ from typing import Any
 ACTIONS = Path(__file__).parent / "local_actions"
 RUNNERS = ("ubuntu-24.04", "ubuntu-latest", "ropecheck-gpu")
 """The labels that this machine serves unless told otherwise: the hosted runners of our workflows, and a GPU's."""
-EVENTS = ("pull_request", "push", "merge_group", "workflow_dispatch", "schedule")
+DISPATCH = "workflow_dispatch"
+EVENTS = ("pull_request", "push", "merge_group", DISPATCH, "schedule")
 NO_RESULT = "no result"
 
 _USES = re.compile(r"^\s*(?:-\s*)?uses:\s*['\"]?([\w.-]+/[\w.-]+)((?:/[\w./-]+)?)@([\w./-]+)", re.MULTILINE)
@@ -46,7 +47,7 @@ class LocalRun:
     workflow: str
     event: str = "pull_request"
     job: str = ""
-    inputs: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
     matrix: tuple[str, ...] = ()
     runners: tuple[str, ...] = RUNNERS
     repository: tuple[str, Path] | None = None
@@ -113,7 +114,7 @@ def _yaml_files(root: Path) -> list[Path]:
     return sorted((root / ".github").rglob("*.yml"))
 
 
-def payload(event: str) -> dict[str, Any]:
+def payload(event: str, inputs: Mapping[str, str]) -> dict[str, Any]:
     """What a run on that event is told of it: a pull request from a branch of the same repository, labelled gpu."""
     if event == "pull_request":
         side = {"ref": "change", "sha": "0" * 40, "repo": {"fork": False}}
@@ -124,7 +125,19 @@ def payload(event: str) -> dict[str, Any]:
         }  # fmt: skip
     if event == "merge_group":
         return {"action": "checks_requested", "merge_group": {"head_ref": "refs/heads/gh-readonly-queue/main/pr-1"}}
-    return {"ref": "refs/heads/main"}
+    return {"ref": "refs/heads/main", **({"inputs": inputs} if event == DISPATCH else {})}
+
+
+def check_inputs(run: LocalRun) -> None:
+    """Raises :class:`LocalRunError` for an input that the workflow would not look at."""
+    if run.inputs and run.event != DISPATCH:
+        raise LocalRunError(f"inputs are for the event {DISPATCH}, not for {run.event}")
+    dispatch = (_read(run.file)["on"] or {}).get(DISPATCH) if run.inputs else {}
+    known = sorted((dispatch or {}).get("inputs", {}))
+    for name in run.inputs:
+        if name not in known:
+            named = ", ".join(known) or "none"
+            raise LocalRunError(f"workflow {run.workflow} has no input {name}; its inputs are {named}")
 
 
 def act_command(run: LocalRun, scratch: Path) -> list[str]:
@@ -140,7 +153,7 @@ def act_command(run: LocalRun, scratch: Path) -> list[str]:
         known = ", ".join(workflows(run.root)) or "none"
         raise LocalRunError(f"no workflow {run.workflow} in {run.root / '.github/workflows'}; there: {known}")
     event, empty = scratch / "event.json", scratch / "empty"
-    event.write_text(json.dumps(payload(run.event)))
+    event.write_text(json.dumps(payload(run.event, run.inputs)))
     empty.touch()
     (scratch / "artifacts").mkdir()
     command = [act, run.event, "--workflows", str(run.file), "--eventpath", str(event), "--json", "--no-skip-checkout"]
@@ -152,8 +165,7 @@ def act_command(run: LocalRun, scratch: Path) -> list[str]:
         command += ["--platform", f"{label}=-self-hosted"]
     for pin, folder in replacements(run).items():
         command += ["--local-repository", f"{pin}={folder}"]
-    for option, values in (("--input", run.inputs), ("--matrix", run.matrix)):
-        command += [part for value in values for part in (option, value)]
+    command += [part for value in run.matrix for part in ("--matrix", value)]
     return command + (["--job", run.job] if run.job else [])
 
 
@@ -180,30 +192,35 @@ def environment(run: LocalRun, scratch: Path) -> dict[str, str]:
 def carry_out(run: LocalRun, scratch: Path, tell: Callable[[str, str], None]) -> Outcome:
     """Run the workflow, telling each line with the name of its job. Raises :class:`LocalRunError`."""
     command = act_command(run, scratch)
-    outcome = Outcome(dict.fromkeys(_expected(run), NO_RESULT))
+    check_inputs(run)
+    outcome, expected = Outcome(), _expected(run)
     with subprocess.Popen(
         command, env=environment(run, scratch), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL, text=True, errors="replace",
     ) as process:  # fmt: skip
         try:
             for entry in _entries(process):
-                _take(entry, outcome, tell)
+                _take(entry, outcome, expected, tell)
         except BaseException:
             process.terminate()
             raise
+    outcome.results.update(dict.fromkeys(expected, NO_RESULT))
     if process.returncode and outcome.green:
         raise LocalRunError(f"act ended with status {process.returncode}, though no job failed")
     return outcome
 
 
-def _take(entry: Mapping[str, Any], outcome: Outcome, tell: Callable[[str, str], None]) -> None:
-    """Note a result, if the line holds one, and tell what a reader wants of the rest."""
+def _take(
+    entry: Mapping[str, Any], outcome: Outcome, expected: list[str], tell: Callable[[str, str], None]
+) -> None:
+    """Note a result, if the line holds one, expect that job no longer, and tell what a reader wants of the rest."""
     # The name begins with that of the workflow, and is padded.
     name = str(entry.get("job", "")).strip().partition("/")[2]
     text = str(entry.get("msg", "")).rstrip("\n")
     if result := entry.get("jobResult"):
-        outcome.results.pop(str(entry.get("jobID")), None)
         outcome.results[name] = str(result)
+        if (job := entry.get("jobID")) in expected:
+            expected.remove(job)
     if entry.get("raw_output") or "command" in entry:
         tell(name, text)
     elif not text.startswith("LocalRepositoryCache"):
@@ -211,14 +228,33 @@ def _take(entry: Mapping[str, Any], outcome: Outcome, tell: Callable[[str, str],
         tell(name, text.partition("\n")[0])
 
 
-def _expected(run: LocalRun) -> list[str]:
-    """The jobs of the workflow, which all must have a result."""
+def _read(file: Path) -> dict[str, Any]:
+    """A workflow, everything as text: in YAML 1.1 the key ``on`` is a truth value."""
     import yaml
 
-    if run.job:
-        return [run.job]
-    jobs: Mapping[str, Any] = yaml.safe_load(run.file.read_text())["jobs"]
-    return [name for name, job in jobs.items() if "uses" not in job]
+    table: dict[str, Any] = yaml.load(file.read_text(), Loader=yaml.BaseLoader)
+    return table
+
+
+def _expected(run: LocalRun) -> list[str]:
+    """The ids of the jobs that must have a result, those of a called workflow in place of the job that calls it."""
+    return [run.job] if run.job else _jobs(run, run.file)
+
+
+def _jobs(run: LocalRun, file: Path) -> list[str]:
+    found: list[str] = []
+    for name, job in _read(file)["jobs"].items():
+        called = job.get("uses", "")
+        found += _jobs(run, _called(run, file, called)) if called else [name]
+    return found
+
+
+def _called(run: LocalRun, file: Path, called: str) -> Path:
+    """The file of a called workflow: beside the one that calls it, or in the repository that replaces another."""
+    if called.startswith("./"):
+        return file.parent / Path(called).name
+    assert run.repository is not None, "what is pinned has been replaced, or refused"
+    return run.repository[1].joinpath(*called.partition("@")[0].split("/")[2:])
 
 
 def _entries(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,12 @@ from ropecheck.suites.faults.asking import SensitivityError
 from ropecheck.suites.faults.sensitivity import NEVER_ALONE, Record, Sensitivity, measure
 from ropecheck.suites.verdicts import canonical
 
+from . import environment
+from .evidence.writing import close, document, measured, prepare
 from .faults_page import MARKERS, filled_in, tables
+
+DETAILS = "sensitivity.json"
+"""The file of an evidence folder with what ``--json`` prints."""
 
 EXIT_STATUS = """exit status: 0 every fault that this machine can judge is seen, or is proven to be none; 1 a fault is
 not seen; 2 the command cannot be carried out as given; 4 the judge itself failed."""
@@ -30,29 +37,46 @@ def add_options(parser: argparse.ArgumentParser, natural: Callable[[str], int], 
     parser.add_argument("--all", action="store_true", help="print a row for every fault")
     parser.add_argument("--markdown", type=Path, metavar="FILE",
                         help="write the tables of all faults between the markers of this page")  # fmt: skip
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the evidence")
     parser.add_argument("-n", dest="workers", type=positive, default=2, metavar="N", help="processes (default 2)")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Measure, print, and return the exit status."""
     page = _page(options)
-    try:
-        with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("faults x judgements", total=None)
-            found = measure(
-                options.fault, plan=options.plan, workers=options.workers, seed=options.seed,
-                tell=lambda done, of: progress.update(bar, completed=done, total=of),
-            )  # fmt: skip
-    except SensitivityError as error:
-        console.print(f"ropecheck: the judge failed: {escape(str(error))}")
-        return 4
+    started = datetime.now(timezone.utc)
+    with tempfile.TemporaryDirectory() as scratch:
+        # Refused before anything is measured, where it is not to be written to.
+        out = options.out.absolute() if options.out else Path(scratch) / "evidence"
+        folder = prepare(out)
+        try:
+            with Progress(console=console, transient=True) as progress:
+                bar = progress.add_task("faults x judgements", total=None)
+                found = measure(
+                    options.fault, plan=options.plan, workers=options.workers, seed=options.seed,
+                    tell=lambda done, of: progress.update(bar, completed=done, total=of),
+                )  # fmt: skip
+        except SensitivityError as error:
+            console.print(f"ropecheck: the judge failed: {escape(str(error))}")
+            return 4
+        status = 0 if found.coverage == 1.0 else 1
+        settings = {
+            "kind": "sensitivity", "candidates": [], "selection": {"plan": options.plan, "faults": options.fault},
+            "seed": options.seed, "workers": options.workers, "exit status": status, "policy": None,
+            "started": started.isoformat(timespec="seconds"), "seconds": found.seconds,
+        }  # fmt: skip
+        if options.out:
+            (folder / DETAILS).write_text(canonical(as_json(found)) + "\n")
+            close(folder, out, document([], [], environment.record(), [], settings, measured(found.records)))
     if options.markdown is not None:
         options.markdown.write_text(filled_in(page, tables(found)))
     if options.json:
         print(canonical(as_json(found)))
     else:
         shown(console, found, every=options.all)
-    return 0 if found.coverage == 1.0 else 1
+    if options.out:
+        console.print(f"evidence in {options.out}")
+    return status
 
 
 def _page(options: argparse.Namespace) -> str:

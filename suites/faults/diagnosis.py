@@ -7,8 +7,9 @@ parameters, then the first in the dictionary.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -67,6 +68,9 @@ class Diagnosis:
         share = int(1000 * self.explained / self.elements) / 10
         return f"behaves like: {what}, {share:g} % of elements and all that are wrong"
 
+
+_SECONDS = 10.0
+"""How long one search may compute: the time of a case is its candidate's, and this is only to say why it failed."""
 
 _SEARCHES = 2
 """How many cases of a candidate, judgement and dtype are searched before nothing is taken to explain it."""
@@ -139,6 +143,7 @@ class _Search:
     reading: Reading
     got: tuple[Tensor, ...]
     exactly: bool
+    until: float = field(default_factory=lambda: time.process_time() + _SECONDS)
 
     def by(self, causes: tuple[Cause, ...]) -> Diagnosis | None:
         """What ``causes`` explain, where that is all that is wrong."""
@@ -153,7 +158,7 @@ class _Search:
             return None
         found: list[tuple[int, tuple[Cause, ...], Tensor]] = [(int(right.sum()), (), right)]
         partial: Diagnosis | None = None
-        for _ in range(MOST_FAULTS):
+        for _ in range(MOST_FAULTS if self.told(wrong) else 1):
             grown = []
             for _, causes, _ in found:
                 grown += list(self._grown(causes))
@@ -179,6 +184,8 @@ class _Search:
             if fault.name in known or fault.direction == ("forward" if self.reading.backward else "backward"):
                 continue
             for parameters in fault.searched(before, self.got):
+                if time.process_time() > self.until:
+                    return
                 more = _in_order((*causes, Cause(fault, parameters)))
                 changed = _misread(self.reading, more)
                 if all(one is other for one, other in zip(changed.parts, before.parts, strict=True)):
@@ -187,6 +194,12 @@ class _Search:
                 yield int(may.sum()), more, may
                 if bool(may.all()):
                     return
+
+    def told(self, wrong: Tensor) -> bool:
+        """Whether what is wrong is more than NaN: whatever goes astray gives that, and faults that give it compose to
+        whatever is to be explained."""
+        came = torch.cat([part.flatten() for part in self.got])
+        return bool((wrong & ~came.isnan()).any())
 
     def may(self, reading: Reading) -> Tensor:
         """bool, flat: the elements that ``reading`` explains."""

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ropecheck.ci.local import (
     LocalRunError,
     Outcome,
     act_command,
+    check_inputs,
     environment,
     replacements,
     repository_root,
@@ -109,6 +111,20 @@ def test_labels_are_served_without_containers(act: Path, repository: Path, tmp_p
     assert command[:2] == [str(act / "act"), "push"]
 
 
+def test_inputs_are_part_of_the_event(repository: Path, tmp_path: Path, act: Path) -> None:
+    """As GitHub has it. One that the workflow does not name would be dropped in silence, and so is refused."""
+    file = repository / ".github" / "workflows" / "work.yml"
+    file.write_text(WORKFLOW.replace("[push]", "{workflow_dispatch: {inputs: {size: {type: string}}}}"))
+    run = LocalRun(repository, "work", event="workflow_dispatch", inputs={"size": "small"})
+    check_inputs(run)
+    command = act_command(run, tmp_path)
+    assert json.loads(Path(command[command.index("--eventpath") + 1]).read_text())["inputs"] == {"size": "small"}
+    with pytest.raises(LocalRunError, match="no input colour; its inputs are size"):
+        check_inputs(replace(run, inputs={"colour": "red"}))
+    with pytest.raises(LocalRunError, match="inputs are for the event workflow_dispatch, not for push"):
+        check_inputs(replace(run, event="push"))
+
+
 def test_every_job_succeeded_is_green(act: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The exit status is 0, and the answer says what kind of run it was."""
     lines(act, 0, result("first", "success"), result("second", "success", "Second"), "last words")
@@ -131,6 +147,17 @@ def test_a_job_without_a_result_is_red(act: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "no result" in out
     assert "it is no hosted one" in out
+
+
+def test_a_called_workflow_s_jobs_must_have_results_too(
+    act: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that calls a workflow whose runner is nobody's leaves no word of its own."""
+    folder = repository / ".github" / "workflows"
+    (folder / "caller.yml").write_text("on: [push]\njobs:\n  calls: {uses: ./.github/workflows/work.yml}\n")
+    lines(act, 0, result("first", "success"))
+    assert main(["ci", "local", "--json", "--workflow", "caller", "--event", "push"]) == 1
+    assert json.loads(capsys.readouterr().out)["jobs"] == {"first": "success", "second": "no result"}
 
 
 def test_act_that_fails_without_a_failed_job_is_an_error(act: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,16 +30,18 @@ NOT_SOURCES = shutil.ignore_patterns(
     ".git", ".venv", ".*_cache", ".hypothesis", "*.egg-info", "__pycache__", "*.so", "build", "report", "report-*"
 )
 
-NARROW_CANDIDATE = """
-from ropecheck.kernels import multi_axis_rope
+NARROW_CANDIDATE = """from ropecheck.kernels import multi_axis_rope
 from ropecheck.suites import Candidate
+
 
 def rotate(x, cos, sin):
     return multi_axis_rope(x, cos, sin, pairing="half-split", backend="reference")
 
+
 CANDIDATES = [
-    Candidate(name="ropecheck/narrow", contract="neox", run=rotate, devices=("cpu",), dtypes=("float32",),
-              provides=("vjp",)),
+    Candidate(
+        name="ropecheck/narrow", contract="neox", run=rotate, devices=("cpu",), dtypes=("float32",), provides=("vjp",)
+    )
 ]
 """
 NARROW_POLICY = """plan = "smoke"
@@ -134,6 +136,7 @@ def test_the_example_consumer_is_green_with_a_right_kernel(consumer: Callable[..
     said = ran.said("verify/Verify")
     assert "gate rope.toml: green" in said
     assert "runner local workflow" in said
+    assert "with changes" not in said
     assert "hosted" not in said
 
 
@@ -151,7 +154,9 @@ def test_a_clean_tree_passes_contracts(ropecheck: Path) -> None:
     assert ran.status == 0, ran.log
     assert set(ran.jobs.values()) == {"success"}
     assert {"Lint and documentation", "Tests and types", "Wheel", "CPU plan", "Sensitivity", "Verdict"} <= set(ran.jobs)
-    assert "gate narrow.toml: green" in ran.said("Verdict")
+    said = ran.said("Verdict")
+    assert "gate narrow.toml: green" in said
+    assert (said.count("runner local workflow"), "with changes" in said) == (4, False)
 
 
 def test_a_faulty_kernel_turns_the_right_jobs_red(ropecheck: Path) -> None:

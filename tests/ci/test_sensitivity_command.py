@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ropecheck.ci import sensitivity
+from ropecheck.ci.evidence.reading import load
 from ropecheck.ci.faults_page import MARKERS, filled_in, tables
+from ropecheck.ci.sources import sensitivity_hash
 from ropecheck.suites.faults.asking import SensitivityError
 from ropecheck.suites.faults.dictionary import FAULTS
 from ropecheck.suites.faults.reports import REPORTS
@@ -87,6 +89,19 @@ def test_a_machine_is_told_everything(command: Command, measured: Callable[..., 
     assert "knows its contract's tables" in said["judgements"]["laws"]["never alone"]
 
 
+def test_evidence_is_left_and_can_be_read(command: Command, measured: Callable[..., None], tmp_path: Path) -> None:
+    """Counts and survivors for the gate, and beside them every record."""
+    measured(SEEN, SURVIVOR, BLOCKED, NONE)
+    assert command("sensitivity", "--out", "evidence")[0] == 1
+    (document,) = load(tmp_path / "evidence").documents
+    found = document["sensitivity"]
+    assert (found["judged"], found["seen"], found["survivors"]) == (2, 1, ["survivor"])
+    assert (found["blocked"], found["equivalent"], found["judging"]) == (1, 1, sensitivity_hash())
+    assert document["run"]["exit status"] == 1
+    details = json.loads((tmp_path / "evidence" / "sensitivity.json").read_text())
+    assert next(fault["name"] for fault in details["faults"]) == "survivor"
+
+
 def test_the_judges_own_failure_is_told(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence and status 4."""
 
@@ -104,6 +119,7 @@ def test_what_cannot_be_carried_out_is_refused(command: Command, tmp_path: Path)
     (tmp_path / "empty.md").write_text("# Nothing\n")
     for arguments, says in (
         (("--fault", "nosuch"), "--fault must be one of"),
+        (("--out", "empty.md"), "--out"),
         (("--markdown", "missing.md"), "--markdown must name a page that exists"),
         (("--markdown", "empty.md"), "the page must hold <!-- begin judgements -->"),
         (("--markdown", "empty.md", "--fault", "axes-swapped"), "--markdown must not be given with --fault"),

@@ -266,6 +266,15 @@ def test_reusable_workflow_and_action_take_the_same_inputs() -> None:
     assert all(given[name] == f"${{{{ inputs.{name} }}}}" for name in set(given) - {"directory"})
 
 
+def test_the_documentation_lists_every_input() -> None:
+    """The page for other repositories names the inputs of the workflow, and no other."""
+    page = (ROOT / "docs" / "gate-your-repository.md").read_text()
+    table = page.partition("| input | what |")[2].partition("\n\n")[0]
+    first = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    named = {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
+    assert named == set(read(WORKFLOWS["verify"])["on"]["workflow_call"]["inputs"])
+
+
 def test_torch_comes_from_one_place() -> None:
     """The index of builds without CUDA is one variable, everywhere the same."""
     texts = [path.read_text() for path in (*FILES, GITHUB / "install.sh")]
@@ -275,8 +284,8 @@ def test_torch_comes_from_one_place() -> None:
 
 def test_payloads_are_of_a_labelled_pull_request() -> None:
     """A local run on a pull request is one that the GPU job takes."""
-    assert payload("pull_request")["pull_request"]["labels"] == [{"name": "gpu"}]
-    assert payload("pull_request")["pull_request"]["head"]["repo"]["fork"] is False
+    assert payload("pull_request", {})["pull_request"]["labels"] == [{"name": "gpu"}]
+    assert payload("pull_request", {})["pull_request"]["head"]["repo"]["fork"] is False
 
 
 def test_zizmor_has_no_finding() -> None:

@@ -1,7 +1,8 @@
 """A rotary embedding over half-split pairs, and what ropecheck is told of it."""
 
-from ropecheck.suites import Candidate
 from torch import Tensor, cat
+
+from ropecheck.suites import Candidate
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from ropecheck.ci.cli import main
 from ropecheck.suites.candidates import Candidate
 from ropecheck.suites.cases import Case, Inputs, build
+from ropecheck.suites.faults import diagnosis
 from ropecheck.suites.faults.diagnosis import Cause, Diagnoses, diagnose, diagnose_case
 from ropecheck.suites.faults.dictionary import FAULTS, MISREADINGS
 from ropecheck.suites.faults.mutants import mutant
@@ -228,3 +229,20 @@ def test_a_right_mutant_explains_itself() -> None:
         first_failure(right, "b1-s7-h3-d128-r128/random")
 
 
+
+
+def test_nan_alone_is_not_composed() -> None:
+    """Whatever goes astray gives NaN: faults that give it would together explain whatever is NaN."""
+    inputs = Inputs(length=13, options="model-cache")
+    given = build(Case("accuracy-forward", "neox", "cpu", "bfloat16", inputs, "", "rotate_qk"), 0)
+    got = given.expected().strict().clone()
+    got[:, ::2] = float("nan")
+    assert diagnose(given, got) is None
+
+
+def test_a_search_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a case is its candidate's."""
+    given = build(Case("accuracy-forward", "neox", "cpu", "bfloat16", Inputs(length=13), "", "rotate"), 0)
+    assert diagnose(given, given.x.view.clone()) is not None
+    monkeypatch.setattr(diagnosis, "_SECONDS", 0.0)
+    assert diagnose(given, given.x.view.clone()) is None
