@@ -131,6 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("contracts", _contracts, "list the contracts and what they are pinned to")
     sub.add_argument("contract", nargs="*", help="only these")
     sub.add_argument("--check", action="store_true", help="execute the installed vendors' functions and compare bytes")
+    sub.add_argument("--unchanged", action="store_true",
+                     help="check, and exit with 1 unless every pinned function is there as it is recorded")  # fmt: skip
 
     sub = command("judgements", _judgements, "list the judgements, what they ask, and how many cases they have")
     sub.add_argument("--plan", choices=PLANS, default="standard")
@@ -260,7 +262,7 @@ def _contracts(options: argparse.Namespace) -> int:
         if name not in CONTRACTS:
             raise UsageError(f"unknown contract {name!r}; known contracts are {', '.join(sorted(CONTRACTS))}")
     rows = [row for row in listings.contracts() if not options.contract or row["name"] in options.contract]
-    reports = listings.checked_pins([row["name"] for row in rows]) if options.check else []
+    reports = listings.checked_pins([row["name"] for row in rows]) if options.check or options.unchanged else []
     if options.json:
         print(canonical({"contracts": rows, "pins": reports}))
     else:
@@ -268,7 +270,8 @@ def _contracts(options: argparse.Namespace) -> int:
         console.print(listings.contract_table(rows))
         for line in report.pin_lines(reports):
             console.print(line)
-    return 4 if any(r["state"] == "unequal" for r in reports) else 0
+    states = {r["state"] for r in reports}
+    return 4 if "unequal" in states else int(options.unchanged and states != {"known"})
 
 
 def _judgements(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from .candidates import DTYPES, Candidate
 from .families import FAMILIES, Call, Expected, Family, Held
 from .payloads import Slots
 from .remembered import digest, remembered, remembers
-from .views import FAR_X_VIEWS, STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
+from .views import BEHIND_A_GAP, FAR_X_VIEWS, STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
 
 PLANS = ("smoke", "standard", "full")
 
@@ -40,9 +40,11 @@ class Inputs:
     """The dimensions of a case. ``head_dim`` and ``rotary_dim`` 0 stand for the contract's own.
 
     ``sin_view`` is the sine's view where it is not the cosine's, ``table_view``. ``k_view`` is for a pair: k then lies
-    in memory of its own, where otherwise q and k are the first and the last heads of one x. ``k_heads`` is how many of
-    the heads are k's, 0 standing for the family's own choice; ``options`` are what else the family's call may be asked
-    with, names joined by "+".
+    in memory of its own, where otherwise q and k are the first and the last heads of one x, or both in one projection
+    that has a gap between them. ``k_gradient_view``, for a pair too, is that of k's upstream gradient where it is not
+    q's, ``gradient_view``: each then lies in memory of its own. ``k_heads`` is how many of the heads are k's, 0
+    standing for the family's own choice. ``scaled`` tables have other values than a rotation's: :func:`_scaled`.
+    ``options`` are what else the family's call may be asked with, names joined by "+".
     """
 
     batch: int = 1
@@ -58,6 +60,8 @@ class Inputs:
     sin_view: str = ""
     gradient_view: str = "contiguous"
     k_view: str = ""
+    k_gradient_view: str = ""
+    scaled: bool = False
     conjugate: bool = False
     k_heads: int = 0
     options: str = ""
@@ -73,8 +77,10 @@ class Inputs:
         parts = [f"b{self.batch}-s{self.length}-h{self.heads}-d{head_dim}-r{rotary_dim}"]
         parts += [self.payload, f"{self.table}-table", f"{self.positions}-positions"]
         views = [("x", self.x_view), ("table", self.table_view), ("gradient", self.gradient_view)]
-        views += [(name, view) for name, view in (("sin", self.sin_view), ("k", self.k_view)) if view]
-        parts += [f"{name}={view}" for name, view in views if view != "contiguous" or name in ("sin", "k")]
+        of_its_own = {"sin": self.sin_view, "k": self.k_view, "k-gradient": self.k_gradient_view}
+        views += [(name, view) for name, view in of_its_own.items() if view]
+        parts += [f"{name}={view}" for name, view in views if view != "contiguous" or name in of_its_own]
+        parts += ["scaled"] if self.scaled else []
         parts += [f"k-heads={self.k_heads}"] if self.k_heads else []
         parts += [self.options] if self.options else []
         return "/".join([*parts, "conjugate"] if self.conjugate else parts)
@@ -119,21 +125,23 @@ class Case:
             or given.x_view in FAR_X_VIEWS
             or given.table_view in STRIDED_TABLE_VIEWS
             or given.sin_view in STRIDED_TABLE_VIEWS
-            or given.k_view in STRIDED_X_VIEWS
+            or given.k_view in (*STRIDED_X_VIEWS, BEHIND_A_GAP)
             # An upstream gradient's strides are its consumer's, and nobody's claim; an odd offset is not usual there.
-            or given.gradient_view.endswith("misaligned")
+            or any(view.endswith("misaligned") for view in (given.gradient_view, given.k_gradient_view))
         ):
             claims.add("strided")
         if given.conjugate:
             claims.add("conjugate")
         other = (given.head_dim, given.rotary_dim) not in ((0, 0), (own.head_dim, own.rotary_dim))
-        if other or not given.batch * given.length * given.heads:
+        # Two tensors of a model have at most 64 heads each.
+        if other or given.heads > 128 or not given.batch * given.length * given.heads:
             claims.add("any-shape")
         return claims
 
     def suits(self, candidate: Candidate) -> bool:
         """Whether ``candidate`` claims all that the case needs. Writing in place into overlapping memory is no case."""
-        views = (self.inputs.x_view, self.inputs.gradient_view, self.inputs.k_view)
+        given = self.inputs
+        views = (given.x_view, given.gradient_view, given.k_view, given.k_gradient_view)
         overlaps = candidate.in_place and any("stride-0" in view for view in views)
         askable = self.bound_family.suits(candidate.run)
         return askable and not overlaps and self.needs() <= set(candidate.provides)
@@ -240,6 +248,8 @@ def _built(case: Case, seed: int) -> Operands:
         positions = positions.flatten(0, 1) if positions.dim() == 3 else positions.repeat(batch, 1)
         batch, length = 1, batch * length
     cos, sin = own.tables(positions, case.torch_dtype, rotary_dim)
+    if given.scaled:
+        cos, sin = _scaled(cos), _scaled(sin)
     shape = (batch, length, given.heads, head_dim)
     generator = case.generator(seed)
     slots = Slots(shape, case.torch_dtype, own.pairing, cos, sin, generator)
@@ -260,6 +270,16 @@ def _built(case: Case, seed: int) -> Operands:
         X_VIEWS[given.gradient_view](gradient),
         tables,
     )
+
+
+def _scaled(table: Tensor) -> Tensor:
+    """``table`` times 3/2, 2^-15 and 1 in turn from lane to lane.
+
+    A table is used as it is given, whatever made it: models whose attention is scaled multiply theirs, by more than 1
+    too. Times 2^-15 all numbers of an fp16 table are subnormal.
+    """
+    factors = torch.tensor([1.5, 2.0**-15, 1.0])[torch.arange(table.shape[-1]) % 3]
+    return (table.float() * factors).to(table.dtype)
 
 
 def elsewhere(case: Case) -> Case:
@@ -291,9 +311,10 @@ def positions_of(own: Contract, given: Inputs) -> Tensor:
         raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, not {given.positions!r}")
     if given.table == "shared":
         return one
-    if given.table != "per-sample":
-        raise ValueError(f"table must be 'shared' or 'per-sample', not {given.table!r}")
-    shifted = [one + 3 * b for b in range(given.batch)]
+    if given.table not in ("per-sample", "first-two-alike"):
+        raise ValueError(f"table must be 'shared', 'per-sample' or 'first-two-alike', not {given.table!r}")
+    alike = given.table == "first-two-alike"
+    shifted = [one + 3 * (0 if alike and b == 1 else b) for b in range(given.batch)]
     return torch.stack(shifted) if shifted else one.new_zeros((0, *one.shape))
 
 

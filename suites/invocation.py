@@ -145,16 +145,16 @@ def put_together(family: Family, results: Sequence[Any]) -> Any:
 
 
 def parts(
-    candidate: Candidate, family: Family, x: Tensor, apart: list[Placed] | None = None
+    candidate: Candidate, family: Family, x: Tensor, apart: list[Placed] | None = None, *, gradient: bool = False
 ) -> tuple[Tensor, ...]:
-    """What the candidate's family is given of x [B, S, H, D]: x itself, or activations.
+    """What the candidate's family is given of x [B, S, H, D], or of a ``gradient``: x itself, or activations.
 
     They are views of x's memory, or lie apart as the inputs say. Where a candidate that is given more than one does not
     claim ``strided`` they are contiguous copies. What lies apart from x is placed between guard bands and added to
     ``apart``, where that is given.
     """
     if len(family.activations) == 1 or "strided" in candidate.provides:
-        placed = family.apart(x)
+        placed = family.apart(x, gradient=gradient)
     elif apart is None:
         return tuple(part.clone(memory_format=torch.contiguous_format) for part in family.split(x))
     else:
@@ -174,11 +174,15 @@ def _called(
     watch: bool,
 ) -> tuple[Tensor, ...]:
     apart: list[Placed] | None = [] if watch else None
-    given = parts(candidate, call.family, _own_copy(x) if candidate.in_place and not on_the_spot else x, apart)
+    own = _own_copy(x) if candidate.in_place and not on_the_spot else x
+    given = parts(candidate, call.family, own, apart, gradient=name == "vjp")
+    versions = [t._version for t in given]
     with torch.no_grad():
         result = _run(name, function, given, call)
     if candidate.in_place:
         written = _in_place(name, result, given)
+        if on_the_spot and watch:
+            _require_noted(name, given, versions)
         if apart:
             # What may have been written is put back, to see what may not have been.
             written = tuple(y.clone() for y in written)
@@ -191,11 +195,19 @@ def _called(
     return tuple(y.detach() for y in checked)
 
 
+def _require_noted(name: str, given: tuple[Tensor, ...], versions: list[int]) -> None:
+    """Raise :class:`CandidateFault` where autograd does not learn that what it may have saved was written over."""
+    if any(t.numel() and t._version == version for t, version in zip(given, versions, strict=True)):
+        raise CandidateFault(f"{name} writes into a tensor without raising its version, by which autograd would know")
+
+
 def _require_left_alone(name: str, apart: list[Placed], *, written: bool) -> None:
     """Raise :class:`CandidateFault` where bytes have changed that are not the candidate's to write."""
-    for placed in apart:
-        if written:
+    if written:
+        # All of them first: several may share memory.
+        for placed in apart:
             placed.view.copy_(placed.as_given())
+    for placed in apart:
         if count := placed.changed_bytes():
             raise CandidateFault(f"{name} changes {count} bytes of q's or k's storage, guard bands included")
 

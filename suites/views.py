@@ -121,6 +121,17 @@ def far_apart(values: Tensor, dimension: int, far: int = FAR) -> FarApart:
     return FarApart(view, values.clone(memory_format=torch.contiguous_format))
 
 
+def behind_a_gap(q: Tensor, k: Tensor) -> tuple[Placed, Placed]:
+    """q and k [B, S, H, D] as views of one projection, of equal strides, with a head between that is neither's."""
+    between = torch.full((*q.shape[:2], q.shape[3] * q.element_size()), _GUARD_BYTE, dtype=torch.uint8, device=q.device)
+    whole = place(torch.cat((q, between.view(q.dtype).unsqueeze(2), k), dim=2), (0, 1, 2, 3), (1, 1, 1, 1))
+    first = q.shape[2]
+    return Placed(whole.view[:, :, :first], whole.before), Placed(whole.view[:, :, first + 1 :], whole.before)
+
+
+BEHIND_A_GAP = "behind-a-gap"
+"""The view of k, and of q with it, that :func:`behind_a_gap` makes."""
+
 View = Callable[[Tensor], Placed]
 
 # x, gradients: dimensions are batch 0, sequence 1, head 2, channel 3.

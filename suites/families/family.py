@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..payloads import PAYLOADS, Slots
-from ..views import X_VIEWS, Placed
+from ..views import BEHIND_A_GAP, X_VIEWS, Placed, behind_a_gap
 
 if TYPE_CHECKING:
     from ropecheck.oracle.contract import Contract
@@ -122,14 +122,23 @@ class Family(ABC):
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """The activations that x is made of, all views of its memory; the backward of this only moves values."""
 
-    def apart(self, x: Tensor) -> dict[int, Placed]:
-        """What the inputs lay apart from x, in memory of its own, by the activation's number. As x in dimensions."""
-        view = self.inputs.k_view
-        return {1: X_VIEWS[view](self.lifted(self.split(x)[1]))} if view else {}
+    def apart(self, x: Tensor, *, gradient: bool = False) -> dict[int, Placed]:
+        """What the inputs lay apart from x, or from a ``gradient`` like x, by the activation's number.
 
-    def divided(self, x: Tensor) -> tuple[Tensor, ...]:
+        As x in dimensions.
+        """
+        given = self.inputs
+        views = {1: given.k_view} if given.k_view else {}
+        if gradient and given.k_gradient_view:
+            views = {0: given.gradient_view, 1: given.k_gradient_view}
+        split = [self.lifted(part) for part in self.split(x)] if views else []
+        if views.get(1) == BEHIND_A_GAP:
+            return dict(enumerate(behind_a_gap(*split)))
+        return {number: X_VIEWS[view](split[number]) for number, view in views.items()}
+
+    def divided(self, x: Tensor, *, gradient: bool = False) -> tuple[Tensor, ...]:
         """As :meth:`split`, but for what the inputs lay apart."""
-        return self.with_apart(x, self.apart(x))
+        return self.with_apart(x, self.apart(x, gradient=gradient))
 
     def with_apart(self, x: Tensor, apart: Mapping[int, Placed]) -> tuple[Tensor, ...]:
         """As :meth:`split`, but for what lies ``apart``."""
@@ -155,7 +164,7 @@ class Family(ABC):
 
     def upstream(self, gradient: Tensor) -> tuple[Tensor, ...]:
         """A gradient like x as one for each output, in views of its memory where that can be."""
-        return self.divided(gradient)
+        return self.divided(gradient, gradient=True)
 
     def wanted(self, activations: Sequence[Tensor]) -> tuple[Wanted, ...]:
         """What the outputs for these activations must be like."""

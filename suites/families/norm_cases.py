@@ -39,6 +39,8 @@ UNREAD = (
     "slots", "out-of-range", "slots+out-of-range", "slots+out-of-range+int32-positions", "slots+out-of-range+one-row",
     "out-of-range+one-row+int32-positions", "slots+no-gate", "out-of-range+one-row", "slots+int32-slots",
 )  # fmt: skip
+# With positions that are cut out of a buffer, slots are too.
+SPREAD_SLOTS = "slots+transposed-positions"
 
 _SMOKE = (
     Inputs(length=5, options="sliced-positions"),
@@ -56,7 +58,8 @@ _ACCURACY = (
     *(Inputs(length=5, head_dim=width, rotary_dim=rotary) for rotary, width in SIZES),
     *(Inputs(length=5, head_dim=width, rotary_dim=rotary, options="one-row") for rotary, width in SIZES),
     *(_by_heads(q, k, length=2) for q, k in HEADS),
-    *(_by_heads(q, k, length=2, options="one-row") for q, k in HEADS[::2]),
+    # As many tokens as a call of three rows of positions has rows.
+    *(_by_heads(q, k, length=3, options="one-row") for q, k in HEADS[::2]),
     Inputs(length=5, heads=8, table_view="sliced-rows", options="one-row"),
     # More tokens than a block, a grid or a table of a kernel is likely to be cut for.
     Inputs(length=1025, head_dim=64, rotary_dim=16),
@@ -74,7 +77,7 @@ _ACCURACY = (
         for name in names
     ),
     *(Inputs(length=7, heads=8, options=options) for options in POSITIONS + OPTIONS + ONE_ROW),
-    *(Inputs(length=11, heads=8, options=options) for options in UNREAD),
+    *(Inputs(length=11, heads=8, options=options) for options in (*UNREAD, SPREAD_SLOTS)),
     Inputs(length=9, positions="row-ends", options="model-cache"),
     Inputs(length=9, positions="row-ends", options="model-cache+int32-positions+transposed-positions"),
     Inputs(length=9, positions="far", options="model-cache+one-row+sliced-positions"),
@@ -93,9 +96,9 @@ _BACKWARD = (
     *(Inputs(length=1, positions="ramp", options=options) for options in ("", "one-row")),
     *(Inputs(length=5, head_dim=width, rotary_dim=rotary) for rotary, width in SIZES),
     *(_by_heads(q, k, length=2) for q, k in HEADS),
-    *(Inputs(length=5, head_dim=width, rotary_dim=rotary, options="one-row") for rotary, width in SIZES[::3]),
+    *(Inputs(length=3, head_dim=width, rotary_dim=rotary, options="one-row") for rotary, width in SIZES[::3]),
     *(Inputs(length=7, heads=8, options=options) for options in POSITIONS + OPTIONS + ONE_ROW[:4]),
-    *(Inputs(length=11, heads=8, options=options) for options in UNREAD),
+    *(Inputs(length=11, heads=8, options=options) for options in (*UNREAD, SPREAD_SLOTS)),
     Inputs(length=3, head_dim=256, rotary_dim=128, options="interleaved-16-24-24"),
     Inputs(length=16, payload="special", options="slots"),
     Inputs(length=5, heads=8, k_view="packed-qkv"),
@@ -106,18 +109,29 @@ _WEIGHTS = (
     (Inputs(length=5, heads=8), "weights-and-x"),
     (Inputs(length=5, heads=8, options="one-row+no-gate"), "weights-and-x"),
     (Inputs(length=5, heads=8), "k_weight-alone"),
+    (Inputs(length=5, heads=8), "q_weight-alone"),
     (Inputs(length=1, heads=4), "weights"),
-    (Inputs(length=17, heads=5, options="one-row"), "weights"),
+    (Inputs(length=17, heads=5, options="one-row+large-eps", gradient_view="channels-outermost"), "weights"),
     (Inputs(length=9, options="plain-weights+float32-weights+no-gate"), "weights"),
     (Inputs(length=11, options="slots"), "weights"),
     (Inputs(length=6, options="fma"), "weights"),
     (Inputs(length=11, options="out-of-range"), "weights"),
+    # Sums of nothing, which are zero.
+    (Inputs(length=0), "weights"),
+    (Inputs(length=2, options="slots+all-padding"), "weights-and-x"),
     (Inputs(length=13, head_dim=80, rotary_dim=20), "weights"),
-    (Inputs(length=5, payload="exact-sum"), "weights"),
+    (Inputs(length=5, payload="exact-sum", options="contiguous-11-11-10"), "weights"),
     (Inputs(length=40, heads=5, payload="exact-sum"), "weights"),
     (Inputs(length=40, heads=5, payload="exact-sum", options="slots"), "weights"),
-    (Inputs(length=65, heads=10, k_heads=4, payload="exact-sum"), "weights"),
-    (Inputs(length=33, head_dim=128, rotary_dim=128, payload="exact-sum", options="float32-weights"), "weights"),
+    # More than 1024 rows, and no multiple of a power of two.
+    (Inputs(length=129, heads=10, k_heads=8, payload="exact-sum", gradient_view="packed-qkv"), "weights"),
+    (
+        Inputs(
+            length=33, head_dim=128, rotary_dim=128, payload="exact-sum", options="float32-weights",
+            gradient_view="packed-qkv-misaligned",
+        ),
+        "weights",
+    ),
 )
 _PURITY = (
     *(Inputs(length=7, options=options) for options in ("no-gate", "one-row", "transposed-positions", "out-of-range")),
@@ -187,5 +201,5 @@ def further(judgement: str, plan: str, device: str) -> tuple[_Entry, ...]:
     if device == "cuda" and judgement == "accuracy-forward":
         chosen += tuple(_by_heads(16, 4, length=tokens, options="sliced-positions") for tokens in MANY_TOKENS)
     if device == "cuda" and judgement == "accuracy-vjp":
-        chosen += (_by_heads(16, 4, length=512), (_by_heads(16, 4, length=512, payload="exact-sum"), "weights"))
+        chosen += (_by_heads(16, 4, length=512), (_by_heads(16, 4, length=513, payload="exact-sum"), "weights"))
     return chosen

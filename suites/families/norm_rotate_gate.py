@@ -56,8 +56,7 @@ _OPTIONS = {
     "unrounded-norm": "round_norm",
     "fma": "fma",
     "large-eps": "eps",
-    "slots": "slots",
-    "int32-slots": "slots",
+    **dict.fromkeys(("slots", "int32-slots", "all-padding"), "slots"),
     "int32-map": "axis_map",
     **dict.fromkeys(_MAPS, "axis_map"),
     **dict.fromkeys(("one-row", "out-of-range", "float32-weights", "model-cache", *_CACHE_DTYPES), ""),
@@ -173,7 +172,8 @@ class NormRotateGate(Family):
         return tuple(own[lane * len(own) // lanes] for lane in range(lanes))
 
     def padding(self, tokens: int) -> Tensor:
-        return (torch.arange(tokens) % 4 == 1) & ("slots" in self.inputs.chosen)
+        chosen = self.inputs.chosen
+        return ((torch.arange(tokens) % 4 == 1) | ("all-padding" in chosen)) & ("slots" in chosen)
 
     def out_of_range(self, tokens: int) -> Tensor:
         """bool [T]: the tokens that have a position outside the cache, and are no padding."""
@@ -201,9 +201,10 @@ class NormRotateGate(Family):
 
     def upstream(self, gradient: Tensor) -> tuple[Tensor, ...]:
         """A gradient for each output, in memory of its own: the heads of queries and of gates take turns in x."""
-        heads, view = self.heads, _GRADIENT_VIEWS[self.inputs.gradient_view]
+        heads, view = self.heads, self.inputs.gradient_view
+        views = (view, self.inputs.k_gradient_view or view, view)
         parts = (heads.queries(gradient), heads.keys(gradient), *([heads.gates(gradient)] if heads.gate else []))
-        return tuple(view(part[0].flatten(1)).view for part in parts)
+        return tuple(_GRADIENT_VIEWS[v](part[0].flatten(1)).view for part, v in zip(parts, views, strict=False))
 
     def wanted(self, activations: Sequence[Tensor]) -> tuple[Wanted, ...]:
         q_gate, k = activations
@@ -256,13 +257,15 @@ class NormRotateGate(Family):
             "cos_sin_cache": TABLE_VIEWS[given.table_view](cache),
             "positions": where,
         }
+        # Where positions are cut out of a buffer of other numbers, so are the other integers.
+        step = 2 if given.chosen & STRIDED_POSITIONS else 1
         if axis_map is not None:
             whole = torch.int32 if "int32-map" in given.chosen else torch.int64
-            tables["axis_map"] = place(torch.tensor(axis_map, dtype=whole, device=device), (0,), (1,))
+            tables["axis_map"] = place(torch.tensor(axis_map, dtype=whole, device=device), (0,), (step,))
         if "slots" in given.chosen:
             slots = torch.randperm(2 * tokens, generator=generator)[:tokens].masked_fill(self.padding(tokens), -1)
             whole = torch.int32 if "int32-slots" in given.chosen else where.view.dtype
-            tables["slots"] = place(slots.to(whole).to(device), (0,), (1,))
+            tables["slots"] = place(slots.to(whole).to(device), (0,), (step,))
         return tables
 
     def sizes_of_tokens(self, tables: Sequence[Tensor]) -> tuple[int | None, ...]:

@@ -37,7 +37,8 @@ class Rotate(Family):
         return own.norm is None
 
     def suits(self, run: Callable[..., Any]) -> bool:
-        return super().suits(run) and not self.inputs.k_view and not self.inputs.k_heads
+        given = self.inputs
+        return super().suits(run) and not (given.k_view or given.k_gradient_view or given.k_heads)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         return (x,)

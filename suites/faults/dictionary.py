@@ -14,11 +14,14 @@ from .mechanical.addressing import ADDRESSING
 from .mechanical.backwards import BACKWARDS
 from .mechanical.compiling import COMPILING
 from .mechanical.differentiation import DIFFERENTIATION
+from .mechanical.fused_integers import FUSED_INTEGERS
+from .mechanical.given_tables import GIVEN_TABLES
 from .mechanical.kernel import Broken
 from .mechanical.launching import LAUNCHING
 from .mechanical.on_a_gpu import ON_A_GPU
 from .mechanical.padding import PADDING
 from .mechanical.registration import REGISTRATION
+from .mechanical.weights import WEIGHTS
 from .mechanical.writing import WRITING
 from .norms import FUSED, NORMS
 from .positions import POSITIONS
@@ -37,7 +40,8 @@ def stage(fault: Misreading) -> int:
 
 
 _MECHANICAL: tuple[Broken, ...] = (
-    *ADDRESSING, *WRITING, *LAUNCHING, *PADDING, *BACKWARDS, *DIFFERENTIATION, *REGISTRATION, *COMPILING, *ON_A_GPU
+    *ADDRESSING, *GIVEN_TABLES, *WRITING, *LAUNCHING, *PADDING, *FUSED_INTEGERS, *BACKWARDS, *DIFFERENTIATION, *WEIGHTS,
+    *REGISTRATION, *COMPILING, *ON_A_GPU,
 )  # fmt: skip
 
 FAULTS: Mapping[str, Fault] = MappingProxyType(

@@ -18,7 +18,7 @@ from ..candidates import Candidate
 from ..cases import Case, Inputs, build, cases_of, has_grids
 from ..invocation import differentiated, forward, vjp
 from ..verdicts import PASS, Finding
-from ..views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS
+from ..views import BEHIND_A_GAP, STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS
 from .far_offsets import VARIANT, far_inputs, judge_far
 from .judgement import Judgement, finding_of
 from .norm_weights import WEIGHTS, judge_weights
@@ -37,14 +37,15 @@ _SMOKE = (
 _STANDARD = (
     Inputs(),
     # One table for two samples: a kernel that reads the second sample's rows past its end shows here.
-    Inputs(batch=2, length=7),
+    # As many tokens as samples: a table's first dimension is still that of tokens.
+    Inputs(batch=3, length=3),
     Inputs(batch=2, length=7, table="per-sample"),
     # Decode: one token, several samples.
     Inputs(batch=2, length=1, table="per-sample"),
     Inputs(batch=2, length=1),
     # Of a single sample, at a position where something turns.
     Inputs(length=1, positions="far"),
-    Inputs(batch=3, length=11, heads=5, payload="index-coded", table="per-sample"),
+    Inputs(batch=3, length=11, heads=5, payload="index-coded", table="first-two-alike"),
     # Slow lanes print their sine at full relative precision at small positions.
     Inputs(length=255, heads=1, payload="basis-first", positions="ramp"),
     Inputs(length=255, heads=1, payload="basis-second", positions="ramp"),
@@ -61,7 +62,7 @@ _STANDARD = (
     *(Inputs(batch=2, length=5, table="per-sample", x_view=v, gradient_view=v) for v in STRIDED_X_VIEWS),
     *(Inputs(batch=2, length=5, table="per-sample", table_view=v) for v in STRIDED_TABLE_VIEWS),
     # Sizes beyond one block of a kernel: batch and heads, sequence, a sequence that is a power of two.
-    Inputs(batch=9, length=2, heads=33, table="per-sample"),
+    Inputs(batch=9, length=2, heads=33, table="per-sample", scaled=True),
     Inputs(batch=2, length=260, heads=2, table="per-sample"),
     Inputs(length=128),
     Inputs(heads=0),
@@ -80,7 +81,7 @@ _STANDARD = (
         table="per-sample", table_view="sliced-rows", conjugate=True,
     ),
     Inputs(batch=2, length=13, head_dim=80, rotary_dim=48, payload="magnitudes"),
-    Inputs(batch=2, length=5, head_dim=64, rotary_dim=64),
+    Inputs(batch=2, length=3, heads=131, head_dim=64, rotary_dim=64),
     Inputs(batch=2, length=5, head_dim=72, rotary_dim=72, table="per-sample"),
     Inputs(batch=2, length=5, head_dim=128, rotary_dim=64, table="per-sample"),
     Inputs(batch=2, length=5, head_dim=80, rotary_dim=80, table="per-sample"),
@@ -90,13 +91,17 @@ _STANDARD = (
     Inputs(batch=2, heads=7, head_dim=6, rotary_dim=2),
     Inputs(length=13, head_dim=67, rotary_dim=66, payload="index-coded", x_view="packed-qkv"),
     # A pair only: k in memory of its own, lying otherwise than q. Not expanded: its values are those of x.
+    Inputs(batch=2, length=5, heads=5, table="per-sample", k_view="contiguous", k_gradient_view="packed-qkv"),
     *(
         Inputs(batch=2, length=5, heads=5, table="per-sample", k_view=v)
-        for v in ("contiguous", "heads-first", "packed-qkv", "channels-stride-2", "misaligned", "heads-stride-2")
+        for v in ("heads-first", BEHIND_A_GAP, "channels-stride-2", "misaligned", "heads-stride-2")
     ),
     Inputs(batch=2, length=5, heads=5, x_view="heads-first", k_view="wider-heads", payload="index-coded"),
     # As many heads of k as of q.
-    Inputs(batch=2, length=5, heads=8, k_heads=4, table="per-sample"),
+    Inputs(
+        batch=2, length=5, heads=8, k_heads=4, table="per-sample",
+        gradient_view="packed-qkv", k_gradient_view="contiguous",
+    ),
     Inputs(batch=2, length=5, heads=8, x_view="wider-heads", k_view="heads-first", table="per-sample"),
     Inputs(batch=2, length=5, heads=7, x_view="packed-qkv", k_view="sequence-first", gradient_view="heads-first"),
 )

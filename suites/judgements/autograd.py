@@ -3,11 +3,11 @@
 Asked of a candidate that claims ``vjp``. accuracy-vjp asks for one backward right after its forward; a model does
 otherwise. Two calls are recorded before either is differentiated, as the layers of a model are; one graph is gone
 through twice; x is used twice and its gradient added to ``.grad``; a slice of y alone is used; of a pair, one output
-alone is used or one input alone wants a gradient, and both outputs are still rotated; the tables are written over
-between a forward and its backward. Each gradient must be admissible, of a ``strict`` candidate the strict bytes. A
-graph that was freed, or whose tables were written over, may be refused, but not answered wrongly. Of a candidate with a
-``vjp`` of its own autograd records no graph; if it works in place, a call on tensors that require a gradient must be
-refused or differentiated up to rounding. Hooks, checkpointing and several threads are not asked for.
+alone is used or one input alone wants a gradient, and both outputs are still rotated; a table, weights or x are
+written over between a forward and its backward. Each gradient must be admissible, of a ``strict`` candidate the strict
+bytes. A graph that was freed, or whose operands were written over, may be refused, but not answered wrongly. Of a
+candidate with a ``vjp`` of its own autograd records no graph; if it works in place, a call on tensors that require a
+gradient must be refused or differentiated up to rounding. Hooks, checkpointing and several threads are not asked for.
 """
 
 from __future__ import annotations
@@ -213,21 +213,27 @@ def _one_of_two(candidate: Candidate, given: Operands, other: Operands) -> Itera
             yield Derivative(what, wanted, family.lifted(both))
 
 
-def _table_overwritten(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative | str]:
-    written = [*given.family.differentiable_tables, *(["positions"] if "positions" in given.tables else [])]
-    for name in written:
-        table = given.tables[name].view
+def _overwritten(candidate: Candidate, given: Operands, other: Operands) -> Iterator[Derivative | str]:
+    tables = {name: placed.view for name, placed in given.tables.items()}
+    for name in [n for n, table in tables.items() if table.is_floating_point() or n == "positions"] + ["x"]:
         leaves, results = _recorded(candidate, given)
-        table.copy_(-table if table.is_floating_point() else table.flip(-1))
+        written = leaves if name == "x" else (tables[name],)
+        before = [t.detach().clone() for t in written]
+        with torch.no_grad():
+            for t in written:
+                # The gradient of a norm is that of x's negative, too.
+                t.copy_(-t if t.is_floating_point() and name != "x" else t.flip(-1))
         try:
             got = pulled_back(results, leaves, _upstream(given))
         except CandidateFault as fault:
             yield _refusal(fault)
         else:
-            # The oracle's tables are those that were given.
+            # The oracle's operands are those that were given.
             what = f"the gradient after {name} was written over"
             yield Derivative(what, given.expected(backward=True), given.family.undivided(got))
-        table.copy_(given.tables[name].as_given())
+        with torch.no_grad():
+            for t, value in zip(written, before, strict=True):
+                t.copy_(value)
 
 
 def _recorded_in_place(candidate: Candidate, given: Operands) -> Iterator[Derivative | str]:
@@ -296,7 +302,7 @@ _WAYS: dict[str, _Way] = {
     "accumulated": _accumulated,
     "slice": _slice,
     "one-of-two": _one_of_two,
-    "table-overwritten": _table_overwritten,
+    "overwritten": _overwritten,
 }
 
 

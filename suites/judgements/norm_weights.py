@@ -32,7 +32,12 @@ from .autograd import Derivative
 from .judgement import first_of
 
 _NAMES = ("q_weight", "k_weight")
-WEIGHTS = {"weights": (_NAMES, False), "weights-and-x": (_NAMES, True), "k_weight-alone": (_NAMES[1:], False)}
+WEIGHTS = {
+    "weights": (_NAMES, False),
+    "weights-and-x": (_NAMES, True),
+    "q_weight-alone": (_NAMES[:1], False),
+    "k_weight-alone": (_NAMES[1:], False),
+}
 """Which weights require a gradient in a variant, and whether x does, as in training."""
 
 _EXACT = "exact-sum"

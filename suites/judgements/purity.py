@@ -3,7 +3,8 @@
 The inputs lie in storages with guard bands on both sides; after the call every byte of every storage must be as it
 was, and the output must have memory of its own. Uninitialised memory is filled with NaN, so that an output element
 that is not written shows, and so does one that is written though it belongs to a token which the call names as
-padding. A candidate that works in place may change x's elements, and only these. Reads outside an input leave no
+padding. A candidate that works in place may change x's elements, and only these, and must raise the version by which
+autograd sees that what it saved was written over. Reads outside an input leave no
 trace here unless they reach the output; memory that a candidate allocates by other means than torch is not filled.
 """
 

@@ -143,7 +143,8 @@ def changed_inputs() -> list[Inputs]:
     changes: dict[str, object] = {
         "batch": 2, "length": 8, "heads": 4, "head_dim": 80, "rotary_dim": 48, "payload": "special",
         "positions": "ramp", "table": "per-sample", "x_view": "packed-qkv", "table_view": "misaligned",
-        "sin_view": "contiguous", "gradient_view": "heads-first", "k_view": "heads-first", "conjugate": True,
+        "sin_view": "contiguous", "gradient_view": "heads-first", "k_view": "heads-first",
+        "k_gradient_view": "heads-first", "scaled": True, "conjugate": True,
         "k_heads": 1, "options": "int32-positions",
     }  # fmt: skip
     assert list(changes) == [f.name for f in fields(Inputs)]
@@ -166,8 +167,9 @@ def test_needs() -> None:
     # An upstream gradient comes as its consumer makes it: no claim is needed.
     claims |= {"conjugate": "conjugate", "k_view": "strided"}
     assert by_change == {name: {claims[name]} if name in claims else set() for name in by_change}
-    for empty in (Inputs(batch=0), Inputs(length=0), Inputs(heads=0)):
-        assert replace(BASE, inputs=empty).needs() == {"any-shape"}
+    for unusual in (Inputs(batch=0), Inputs(length=0), Inputs(heads=0), Inputs(heads=129)):
+        assert replace(BASE, inputs=unusual).needs() == {"any-shape"}
+    assert replace(BASE, inputs=Inputs(k_view="behind-a-gap")).needs() == {"strided"}
     assert replace(BASE, inputs=Inputs(table_view="end-of-allocation")).needs() == set()
 
 
@@ -215,7 +217,7 @@ def test_unknown_dimensions_are_refused() -> None:
     """A position rule or table that does not exist gets one sentence naming the argument."""
     with pytest.raises(ValueError, match="positions must be one of sample, ramp"):
         positions_of(CONTRACTS["neox"], Inputs(positions="nowhere"))
-    with pytest.raises(ValueError, match="table must be 'shared' or 'per-sample'"):
+    with pytest.raises(ValueError, match="table must be 'shared', 'per-sample' or 'first-two-alike'"):
         positions_of(CONTRACTS["neox"], Inputs(table="per-head"))
 
 
@@ -250,3 +252,18 @@ def test_a_selection_that_nothing_can_meet_is_refused(selection: Selection, mess
     with pytest.raises(ValueError, match=message) as caught:
         check_selection(selection)
     assert "\n" not in str(caught.value)
+
+
+def test_scaled_tables_hold_more_than_one_and_subnormal_numbers() -> None:
+    """Whoever clamps a table to what a cosine can be, or takes its subnormal numbers for zero, returns another y."""
+    given = build(Case("accuracy-forward", "hf-llama", "cpu", "float16", Inputs(scaled=True)), 0)
+    size = given.cos.view.abs()
+    assert bool((size > 1).any())
+    assert bool(((size > 0) & (size < torch.finfo(torch.float16).smallest_normal)).any())
+
+
+def test_the_first_two_samples_alike() -> None:
+    """The third sample of such a table is at other positions than the first two."""
+    positions = positions_of(CONTRACTS["neox"], Inputs(batch=3, length=5, table="first-two-alike"))
+    assert torch.equal(positions[0], positions[1])
+    assert not torch.equal(positions[0], positions[2])

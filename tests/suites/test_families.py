@@ -52,6 +52,16 @@ def test_what_is_divided_is_put_together_again(family: str, k_heads: int, k_view
         assert activation.shape[made.token_dimension] == 3
 
 
+@pytest.mark.parametrize("family", ["rotate_pair", "rotate_qk"])
+@pytest.mark.parametrize("of_k", [True, False])
+def test_one_of_two_upstream_gradients_is_contiguous(family: str, of_k: bool) -> None:
+    """Each lies as its own consumer has made it, in memory of its own."""
+    views = ("packed-qkv", "contiguous") if of_k else ("contiguous", "packed-qkv")
+    made = bound(family, Inputs(heads=5, gradient_view=views[0], k_gradient_view=views[1]))
+    upstream = made.upstream(x_of(made))
+    assert [gradient.is_contiguous() for gradient in upstream] == [not of_k, of_k]
+
+
 @EVERY
 def test_what_is_split_is_a_view(family: str) -> None:
     """Neither a candidate that works in place nor a compiler is given copies."""

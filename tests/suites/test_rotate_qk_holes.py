@@ -138,7 +138,7 @@ class UnwatchedPositions(torch.autograd.Function):
 
 @pytest.mark.parametrize(
     ("function", "judgement", "only"),
-    [(OverwrittenGradient, "table-gradient", "shared-rows"), (UnwatchedPositions, "autograd", "table-overwritten")],
+    [(OverwrittenGradient, "table-gradient", "shared-rows"), (UnwatchedPositions, "autograd", "overwritten")],
 )
 def test_wrong_gradients_fail(function: Any, judgement: str, only: str, failing: Failing) -> None:
     """Where no row is shared, and nothing is written over, both are right."""

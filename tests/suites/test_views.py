@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ropecheck.suites.views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed
+from ropecheck.suites.views import STRIDED_TABLE_VIEWS, STRIDED_X_VIEWS, TABLE_VIEWS, X_VIEWS, Placed, behind_a_gap
 
 B, S, H, D, L = 2, 7, 3, 8, 4
 
@@ -125,3 +125,14 @@ def test_degenerate_shapes(name: str, shape: tuple[int, ...]) -> None:
     placed = X_VIEWS[name](torch.ones(shape))
     assert placed.view.shape == shape
     assert placed.changed_bytes() == 0
+
+
+def test_behind_a_gap_q_and_k_are_views_of_one_projection() -> None:
+    """Equal strides and one storage; what lies between is neither's, and changes of it are seen in both."""
+    x = torch.randn(B, S, 5, D, dtype=torch.bfloat16)
+    q, k = behind_a_gap(x[:, :, :3], x[:, :, 3:])
+    assert torch.equal(torch.cat((q.view, k.view), dim=2), x)
+    assert q.view.stride() == k.view.stride()
+    assert k.view.data_ptr() - q.view.data_ptr() == 4 * D * x.element_size()
+    q.view.as_strided((1,), (1,), q.view.storage_offset() + 3 * D).zero_()
+    assert q.changed_bytes() == k.changed_bytes() == x.element_size()

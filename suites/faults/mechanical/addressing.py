@@ -109,6 +109,12 @@ def k_behind_q(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
     return both(q, read_as(k, k.stride(), int(q.storage_offset()) + q.shape[2] * q.stride(2)), cos, sin)
 
 
+def one_projection(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    """Of equal strides and of one storage: k is taken to begin where the heads of q end."""
+    together = q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr() and q.stride() == k.stride()
+    return k_behind_q(q, k, cos, sin) if together else both(q, k, cos, sin)
+
+
 def rows_of_positions_dense(q: Tensor, k: Tensor, cos_sin_cache: Tensor, positions: Tensor) -> Pair:
     return gathered(q, k, cos_sin_cache, _dense(positions))
 
@@ -203,6 +209,8 @@ ADDRESSING = (
     _addressing("k-by-the-strides-of-q", "k is read with the strides of q", k_by_the_strides_of_q, "O023", "O029",
                 **_PAIR),
     _addressing("k-taken-to-lie-behind-q", "k is taken to begin where the heads of q end", k_behind_q, "O029", **_PAIR),
+    _addressing("projection-taken-to-have-no-gap", "of one projection, k is taken to begin where the heads of q end",
+                one_projection, **_PAIR),
     _addressing("positions-taken-for-contiguous", "positions are read as if they were contiguous",
                 rows_of_positions_dense, **_CACHE),
     _addressing("rows-of-ids-end-to-end", "rows of positions are taken to be as far apart as there are tokens",

@@ -8,12 +8,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropecheck.oracle.contracts import contract
+
+from ..mutants import right_fused_call
 from .kernel import Broken
-from .rotations import adjacent, adjacent_back, dense_strides, read_as
+from .rotations import Pair, adjacent, adjacent_back, both, both_back, dense_strides, read_as
+
+_FUSED = "qwen3.5-norm-rope-gate"
+_fused = right_fused_call(contract(_FUSED))
 
 
 def gradient_dense(gradient: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return adjacent_back(read_as(gradient, dense_strides(gradient)), cos, sin)
+
+
+def gradient_of_k_as_that_of_q(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Pair:
+    """Whether both have to be copied is read from q's gradient."""
+    return both_back(q, read_as(k, dense_strides(k)) if q.is_contiguous() else k, cos, sin)
+
+
+class _Kept(torch.autograd.Function):
+    """The fused call, whose operands are attributes of the context: autograd does not watch them."""
+
+    @staticmethod
+    def forward(ctx: Any, options: dict[str, Any], *operands: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.options, ctx.operands = options, operands
+        return _fused(*operands, **options)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        operands = [t.detach().requires_grad_(want) for t, want in
+                    zip(ctx.operands, ctx.needs_input_grad[1:], strict=True)]  # fmt: skip
+        with torch.enable_grad():
+            made = zip(_fused(*operands, **ctx.options), gradients, strict=True)
+            outputs, incoming = zip(*[(y, g) for y, g in made if y is not None], strict=True)
+        found = iter(torch.autograd.grad(outputs, [t for t in operands if t.requires_grad], incoming))
+        return None, *(next(found) if t.requires_grad else None for t in operands)
+
+
+def kept_unwatched(*operands: Tensor, eps: float, axis_map: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    kept: tuple[Tensor | None, ...] = _Kept.apply({"eps": eps, "axis_map": axis_map}, *operands)  # type: ignore[no-untyped-call]
+    return kept
 
 
 def never_executed(gradient: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -40,8 +75,8 @@ def saved_then_written(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y
 
 
-def _step(name: str, says: str, row: str, run: Callable[..., Any] = adjacent, **more: Any) -> Broken:
-    return Broken(name, says, run, rows=(row,), **more)
+def _step(name: str, says: str, row: str = "", run: Callable[..., Any] = adjacent, **more: Any) -> Broken:
+    return Broken(name, says, run, rows=(row,) if row else (), **more)
 
 
 DIFFERENTIATION = (
@@ -52,4 +87,8 @@ DIFFERENTIATION = (
           vjp=RacingBack()),
     _step("saved-then-written", "what was saved for the backward is written in place", "O090", saved_then_written,
           claims=("vjp",)),
+    _step("gradient-of-k-as-that-of-q", "whether k's gradient is contiguous is read from q's", run=both,
+          family="rotate_pair", vjp=gradient_of_k_as_that_of_q, claims=("strided",)),
+    _step("operands-kept-unwatched", "what the backward reads again may be written over without an error",
+          run=kept_unwatched, family="norm_rotate_gate", contract=_FUSED, claims=("vjp",)),
 )  # fmt: skip

@@ -61,10 +61,11 @@ def tokens_beyond_the_grid(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y
 
 
-def heads_beyond_the_block(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    y = adjacent(x, cos, sin)
-    y[:, :, 32:] = x[:, :, 32:]
-    return y
+def heads_beyond(last: int) -> Callable[..., Tensor]:
+    def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return torch.cat((adjacent(x[:, :, :last], cos, sin), x[:, :, last:]), dim=2)
+
+    return run
 
 
 def samples_beyond_the_grid(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -309,7 +310,8 @@ LAUNCHING = (
             long_rows_by_the_first_sample),
     _launch("chunk-off-by-one", "a chunk of four tokens starts one row late", chunk_off_by_one),
     _launch("tokens-beyond-the-grid", "tokens from 256 on are zero", tokens_beyond_the_grid, "O043"),
-    _launch("heads-beyond-the-block", "heads from 32 on come out as they went in", heads_beyond_the_block),
+    _launch("heads-beyond-the-block", "heads from 32 on come out as they went in", heads_beyond(32)),
+    _launch("heads-beyond-64", "heads from 64 on come out as they went in", heads_beyond(64), claims=("any-shape",)),
     _launch("samples-beyond-the-grid", "samples from 8 on come out as they went in", samples_beyond_the_grid, "O043"),
     _launch("specialised-lengths", "in powers of two of tokens each pair reads one row of the tables",
             even_lengths_only),

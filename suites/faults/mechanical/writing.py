@@ -134,6 +134,13 @@ def written_before_read(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     second.copy_(second.float() * c + first.float() * s)
 
 
+def behind_autograds_back(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """A kernel that is given the address of x: nobody tells autograd that x is another one now."""
+    if x.requires_grad:
+        raise RuntimeError("x must not require a gradient")
+    x.data.copy_(adjacent(x.detach(), cos, sin))
+
+
 def in_place_back(gradient: Tensor, cos: Tensor, sin: Tensor) -> None:
     gradient.copy_(adjacent_back(gradient, cos, sin))
 
@@ -222,6 +229,8 @@ WRITING = (
              claims=("strided",)),
     _writing("written-before-read", "in place, a pair's first result is stored before the second is computed",
              written_before_read, "O091", "O093", **_IN_PLACE),
+    _writing("in-place-without-version", "in place, autograd does not learn that x is written", behind_autograds_back,
+             **_IN_PLACE),
     _writing("neighbours-leak", "zero times the token before is added, and its NaN with it", leaking, "O038"),
     _writing("padding-leaks-through-the-table", "zero times all cosines is added to each", mean_of_the_table, "O038"),
     _writing("lanes-rounded-up", "lanes up to the next power of two are rotated, unmasked", lanes_rounded_up,
