@@ -176,7 +176,8 @@ def _called(
     apart: list[Placed] | None = [] if watch else None
     own = _own_copy(x) if candidate.in_place and not on_the_spot else x
     given = parts(candidate, call.family, own, apart, gradient=name == "vjp")
-    versions = [t._version for t in given]
+    # In inference mode nothing is saved for a backward, and nothing counts.
+    versions = [-1 if t.is_inference() else t._version for t in given]
     with torch.no_grad():
         result = _run(name, function, given, call)
     if candidate.in_place:
@@ -197,7 +198,8 @@ def _called(
 
 def _require_noted(name: str, given: tuple[Tensor, ...], versions: list[int]) -> None:
     """Raise :class:`CandidateFault` where autograd does not learn that what it may have saved was written over."""
-    if any(t.numel() and t._version == version for t, version in zip(given, versions, strict=True)):
+    watched = [(t, version) for t, version in zip(given, versions, strict=True) if version >= 0 and t.numel()]
+    if any(t._version == version for t, version in watched):
         raise CandidateFault(f"{name} writes into a tensor without raising its version, by which autograd would know")
 
 

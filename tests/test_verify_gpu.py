@@ -31,30 +31,32 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
-def installer(checkout: Path, verify: int, sanitize: int) -> str:
+def installer(checkout: Path, verify: int, sanitize: int, sensitivity: int) -> str:
     """A Python that has every package and whose pip puts a command in place that ends with these statuses."""
     script(
         checkout / "tool",
-        f'echo "$PYTHONPATH|$*" >> log\ncase "$1" in verify) exit {verify};; sanitize) exit {sanitize};; esac',
+        f'echo "$PYTHONPATH|$*" >> log\ncase "$1" in verify) exit {verify};; sanitize) exit {sanitize};; '
+        f"sensitivity) exit {sensitivity};; esac",
     )
     install = 'echo "$ROPECHECK_CUDA|$*" >> log; mkdir -p build/gpu/bin; cp tool build/gpu/bin/ropecheck'
     return script(checkout / "python", f'case "$1" in -c) exit 0;; -m) {install};; esac')
 
 
-@pytest.mark.parametrize("statuses", [(0, 0), (1, 0), (3, 0), (0, 3), (2, 4)])
-def test_both_commands_run_and_either_can_fail_it(checkout: Path, statuses: tuple[int, int]) -> None:
+@pytest.mark.parametrize("statuses", [(0, 0, 0), (1, 0, 0), (3, 0, 0), (0, 3, 0), (0, 0, 1), (2, 4, 1)])
+def test_every_command_runs_and_each_can_fail_it(checkout: Path, statuses: tuple[int, int, int]) -> None:
     """The library is required of the build, what is judged is that build, and no status is lost."""
     (checkout / "build").mkdir()
     (checkout / "build" / "stale").touch()
     done = make(checkout, installer(checkout, *statuses))
-    built, judged, sanitized = (line.partition("|") for line in (checkout / "log").read_text().splitlines())
+    built, judged, sanitized, seen = (line.partition("|") for line in (checkout / "log").read_text().splitlines())
     assert built[0] == "require"
     assert "--no-index --no-deps --no-build-isolation --target build/gpu ." in built[2]
     assert judged == (f"{checkout}/build/gpu", "|", "verify --policy gpu --out report-gpu")
     assert sanitized == (f"{checkout}/build/gpu", "|", "sanitize --out report-sanitizer")
+    assert seen[2].startswith("sensitivity -n ")
     assert not (checkout / "build" / "stale").exists()
     assert f"exit status of verify: {statuses[0]}, of sanitize: {statuses[1]}" in done.stdout
-    assert (done.returncode == 0) == (statuses == (0, 0))
+    assert (done.returncode == 0) == (statuses == (0, 0, 0))
 
 
 def test_a_failed_build_judges_nothing(checkout: Path) -> None:
