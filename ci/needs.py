@@ -43,7 +43,8 @@ def of_context(text: str | None) -> tuple[list[Cell], str]:
     if not all(isinstance(job, dict) and isinstance(job.get("result"), str) for job in jobs.values()):
         raise NeedsError("--needs: a job in the environment variable NEEDS has no result")
     cells = [_cell(name, job["result"]) for name, job in sorted(jobs.items())]
-    return cells, next((why for job in jobs.values() if (why := _waiting(job))), "")
+    reasons = [*map(_watched, jobs.values()), *map(_untaken, jobs.values())]
+    return cells, next(filter(None, reasons), "")
 
 
 def _cell(name: str, result: str) -> Cell:
@@ -51,9 +52,13 @@ def _cell(name: str, result: str) -> Cell:
     return Cell(("job", name), state, reason)
 
 
-def _waiting(job: Mapping[str, Any]) -> str:
+def _watched(job: Mapping[str, Any]) -> str:
+    """What a job that watches the queue says of the others, which know no more than that they have no result."""
     outputs = job.get("outputs")
-    for name, why in _WAITING.items():
-        if isinstance(outputs, dict) and outputs.get(name) == "true":
-            return why
+    if not isinstance(outputs, dict):
+        return ""
+    return next((why for name, why in _WAITING.items() if outputs.get(name) == "true"), "")
+
+
+def _untaken(job: Mapping[str, Any]) -> str:
     return _RESULTS[""][1] if job["result"] == "" else ""

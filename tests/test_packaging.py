@@ -23,7 +23,7 @@ from ropecheck.kernels.native_build import CannotBuild, find_toolchain
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("oracle", "kernels", "suites", "ci")
 LEFT_OUT: tuple[str, ...] = (".git", ".venv", ".*_cache", ".hypothesis", "*.egg-info", "__pycache__", "*.so")
-LEFT_OUT += ("build", "report", "report-gpu", "report-sanitizer")
+LEFT_OUT += ("build", "report", "report-gpu", "report-sanitizer", "report-sensitivity")
 LIBRARY = "kernels/libropecheck_cuda.so"
 OPTIONAL = ("triton", "diffusers", "transformers", "flint")
 

@@ -97,8 +97,9 @@ def _serve(to: Connection, asking: Asking, left: tuple[str, ...], said: Path) ->
     os.environ.pop("TRITON_INTERPRET", None)
     hush(said)
     torch.set_num_threads(1)
-    candidate = asking.make()
     for judgement in left:
+        # Anew: what it keeps from call to call, a far larger case of another judgement may have made large enough.
+        candidate = asking.make()
         answer, passed = Answer(judgement), list[Case]()
         for question in questions(candidate, Selection(asking.plan, judgements=(judgement,), devices=(asking.device,))):
             if not isinstance(question, Case):

@@ -286,3 +286,6 @@ def test_a_job_that_waits_is_told_from_one_that_failed() -> None:
     assert of_context('{"a": {"result": ""}}')[1].startswith("the job has no result")
     watched = '{"a": {"result": "success", "outputs": {"no-runner": "true"}}}'
     assert of_context(watched)[1] == "no GPU runner took the job"
+    # The job that nobody took comes first, and knows less.
+    both = '{"gpu": {"result": ""}, "watchdog": {"result": "failure", "outputs": {"no-runner": "true"}}}'
+    assert of_context(both)[1] == "no GPU runner took the job"

@@ -18,6 +18,11 @@ from torch import Tensor
 
 from ropecheck.kernels import multi_axis_rope
 from ropecheck.suites import Candidate
+from ropecheck.suites.faults.mechanical.on_a_gpu import (
+    LengthOfTheEagerCall,
+    OutputOfTheFirstCall,
+    TableOfTheFirstCall,
+)
 
 
 @triton.jit
@@ -75,48 +80,6 @@ def composed(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((x0 * c - x1 * s, x1 * c + x0 * s), dim=-1).flatten(-2).to(x.dtype)
 
 
-class OutputByPointer:
-    """Keeps an output for each address of x."""
-
-    def __init__(self) -> None:
-        self.of: dict[tuple[int, torch.Size], tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        place = x.data_ptr(), x.shape
-        if place not in self.of:
-            # With x, so that its address is not another tensor's one day.
-            self.of[place] = composed(x, cos, sin), x
-        return self.of[place][0]
-
-
-class TableByPointer:
-    """Copies a table at its first call and never reads it again."""
-
-    def __init__(self) -> None:
-        self.of: dict[tuple[int, torch.Size], tuple[Tensor, Tensor, Tensor]] = {}
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        place = cos.data_ptr(), cos.shape
-        if place not in self.of:
-            self.of[place] = cos.clone(), sin.clone(), cos
-        return composed(x, *self.of[place][:2])
-
-
-class LengthOfTheLastEagerCall:
-    """Plans a launch in eager calls only: a capture rotates as many tokens as the eager call before it."""
-
-    def __init__(self) -> None:
-        self.length = 0
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if not torch.cuda.is_current_stream_capturing():
-            self.length = x.shape[1]
-        y = x.clone()
-        n = min(self.length, x.shape[1])
-        y[:, :n] = composed(x[:, :n], cos[..., :n, :], sin[..., :n, :])
-        return y
-
-
 class ScratchOfTheLastEagerCall:
     """Each eager call makes scratch memory anew; a captured one uses the last eager call's, which is then freed."""
 
@@ -172,9 +135,9 @@ CANDIDATES = [
     _candidate("right/without-copies", without_copies, "no-copy", "strided"),
     _candidate("wrong/illegal-in-decode", illegal_in_decode),
     _candidate("wrong/ten-terabytes", asking_for_ten_terabytes),
-    _candidate("wrong/output-by-pointer", OutputByPointer(), "graph", devices=("cpu", "cuda")),
-    _candidate("wrong/table-by-pointer", TableByPointer(), "graph", devices=("cpu", "cuda")),
-    _candidate("wrong/length-of-the-last-eager-call", LengthOfTheLastEagerCall(), "graph", devices=("cpu", "cuda")),
+    _candidate("wrong/output-by-pointer", OutputOfTheFirstCall(), "graph", devices=("cpu", "cuda")),
+    _candidate("wrong/table-by-pointer", TableOfTheFirstCall(), "graph", devices=("cpu", "cuda")),
+    _candidate("wrong/length-of-the-last-eager-call", LengthOfTheEagerCall(), "graph", devices=("cpu", "cuda")),
     _candidate("wrong/scratch-of-the-last-eager-call", ScratchOfTheLastEagerCall(), "graph"),
     _candidate("wrong/table-on-the-host", reading_the_table_on_the_host, "graph", devices=("cpu", "cuda")),
     _candidate("wrong/synchronising", synchronising, "graph"),

@@ -16,6 +16,8 @@ from torch import Tensor
 from ropecheck.kernels import multi_axis_rope
 from ropecheck.kernels.reference import rotate_reference
 from ropecheck.suites.candidates import Candidate, load_candidates
+from ropecheck.suites.faults.mechanical.launching import FirstResultKept, OneCallLate, RaisingTheSecondTime
+from ropecheck.suites.faults.mechanical.writing import sine_left_negated, uninitialised_added, x_as_scratch
 
 EVERY = ("accuracy-forward", "invariance-forward", "purity", "repeatability", "provenance")
 
@@ -71,25 +73,6 @@ def skipping_the_last_token(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return y
 
 
-def adding_uninitialised_memory(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Zero times memory that nobody wrote is added: harmless until that memory holds a NaN."""
-    return right(x, cos, sin) - 0 * torch.empty_like(x)
-
-
-def changing_x(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Uses x's memory as scratch space."""
-    y = right(x, cos, sin)
-    x.zero_()
-    return y
-
-
-def changing_the_table(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Leaves the negative sine behind."""
-    y = right(x, cos, sin)
-    sin.neg_()
-    return y
-
-
 def writing_behind_x(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Writes one element past the end of x, where there is memory."""
     end = x.storage_offset() + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) + 1
@@ -123,42 +106,6 @@ def sample_by_sequence_index(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return right(x, cos, sin)
 
 
-class OneCallLate:
-    """From the second call of a shape on, the result of the call before is returned."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[int, ...], Tensor] = {}
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        y = right(x, cos, sin)
-        late = self.kept.get(tuple(x.shape), y)
-        self.kept[tuple(x.shape)] = y
-        return late.clone()
-
-
-class ResultOfTheFirstCall:
-    """A cache whose key is the shape alone."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[int, ...], Tensor] = {}
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return self.kept.setdefault(tuple(x.shape), right(x, cos, sin)).clone()
-
-
-class RaisingOnTheSecondCall:
-    """A second call with the same x raises."""
-
-    def __init__(self) -> None:
-        self.last: Tensor | None = None
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        if x is self.last:
-            raise RuntimeError("workspace already in use")
-        self.last = x
-        return right(x, cos, sin)
-
-
 class OffsetByTheCallCount:
     """Every call starts one row further down the table."""
 
@@ -189,10 +136,10 @@ WRONG = (
     Wrong(one_sample_in_decode, ("accuracy-forward",)),
     # Memory that was not written may by chance hold the right bytes: only purity can promise to see it.
     Wrong(skipping_the_last_token, ("purity",), asked=("purity", "provenance")),
-    Wrong(adding_uninitialised_memory, ("purity",), asked=("purity", "provenance")),
+    Wrong(uninitialised_added, ("purity",), asked=("purity", "provenance")),
     # Accuracy holds an output against the inputs as they were given; a repeated call meets the changed ones.
-    Wrong(changing_x, ("purity", "repeatability")),
-    Wrong(changing_the_table, ("purity", "repeatability")),
+    Wrong(x_as_scratch, ("purity", "repeatability")),
+    Wrong(sine_left_negated, ("purity", "repeatability")),
     Wrong(writing_behind_x, ("purity",)),
     Wrong(returning_x, ("purity", "repeatability")),
     # Special values stand beside ordinary ones in an accuracy case.
@@ -200,8 +147,8 @@ WRONG = (
     Wrong(depending_on_the_chunk, ("invariance-forward",)),
     Wrong(sample_by_sequence_index, ("invariance-forward",)),
     Wrong(OneCallLate(), ("repeatability",), asked=("repeatability", "provenance")),
-    Wrong(ResultOfTheFirstCall(), ("repeatability",), asked=("repeatability", "provenance")),
-    Wrong(RaisingOnTheSecondCall(), ("repeatability",)),
+    Wrong(FirstResultKept(), ("repeatability",), asked=("repeatability", "provenance")),
+    Wrong(RaisingTheSecondTime(), ("repeatability",)),
     Wrong(OffsetByTheCallCount(), ("repeatability",), asked=("repeatability", "provenance"), plan="standard"),
 )
 
